@@ -1,0 +1,310 @@
+"""The diagnosis of a run: all that the analysis found, and all that a report may show.
+
+It becomes a dict in one place (:meth:`Diagnosis.to_dict`), the public contract ``ppdiag.diagnosis/1``.
+Fractions are of the step time summed over the ranks concerned, so ``why`` and ``where`` both sum to the idle fraction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SCHEMA = "ppdiag.diagnosis/1"
+
+
+class Cause(str, Enum):
+    """Why a rank stood idle."""
+
+    BUBBLE = "bubble"
+    IMBALANCE = "imbalance"
+    COMMUNICATION = "communication"
+    HOST = "host"
+    UNEXPLAINED = "unexplained"
+
+
+class Place(str, Enum):
+    """Where a rank stood while it was idle."""
+
+    LATE_SENDER = "late_sender"
+    TRANSFER = "transfer"
+    SEND_WAIT = "send_wait"
+    COLLECTIVE = "collective"
+    HOST = "host"
+    UNEXPLAINED = "unexplained"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Idle time by what the rank stood in, as fractions of its step time (measured)."""
+
+    late_sender: float = 0.0
+    transfer: float = 0.0
+    send_wait: float = 0.0
+    collective: float = 0.0
+    host: float = 0.0
+    unexplained: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The idle fraction."""
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Idle time by cause, as fractions of the step time (replayed)."""
+
+    bubble: float = 0.0
+    imbalance: float = 0.0
+    communication: float = 0.0
+    host: float = 0.0
+    unexplained: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The idle fraction."""
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job's shape, as recorded or as found in the record."""
+
+    world_size: int
+    pp: int
+    vpp: int
+    tp: int | None
+    dp: int | None
+    microbatches: int
+    framework: str
+    schedule_name: str
+    schedule_match: float
+    """Share of ops that stand where the named schedule has them, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Step times of the steps that were analysed."""
+
+    count: int
+    dropped: int
+    """Warm-up and incomplete steps left out."""
+    median_s: float
+    p10_s: float
+    p90_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Mean length of the three phases of a step; they sum to the mean step time."""
+
+    pipeline_s: float
+    tail_s: float
+    between_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ImbalanceSplit:
+    """Imbalance (a fraction of step time) by what is unequal; the parts sum to ``why.imbalance`` of the job."""
+
+    stage: float = 0.0
+    microbatch: float = 0.0
+    rank: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """One stage (all virtual stages counted)."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    forward_s: float
+    """Median time of one F; likewise B and W. 0 where the stage has none."""
+    backward_s: float
+    weight_s: float
+    busy_fraction: float
+    """Mean over the stage's ranks of the rank's busy fraction (a rank with several stages counts for each)."""
+    idle_fraction: float
+    where: Where
+    why: Why
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """One rank."""
+
+    rank: int
+    host: str
+    stage: tuple[int, ...]
+    """Its stages."""
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    busy_fraction: float
+    idle_fraction: float
+    where: Where
+    why: Why
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkResult:
+    """Messages from one stage to another."""
+
+    src_stage: int
+    dst_stage: int
+    direction: str
+    """forward (activations) or backward (gradients)."""
+    bytes: int
+    """Median bytes of one message."""
+    transfer_s: float
+    """Median time of one transfer: end - max(post of send, post of receive)."""
+    bandwidth_bytes_per_s: float | None
+    transport: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The one thing to know first."""
+
+    cause: str | None
+    """A :class:`Cause`; None where nothing is worth saying."""
+    stage: int | None
+    link: tuple[int, int] | None
+    """(source stage, destination stage)."""
+    rank: int | None
+    share: float
+    """Of the step time."""
+    confidence: str
+    """measured | inferred | undecided."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to change."""
+
+    action: str
+    how: str
+    """The flag or call in the user's own framework."""
+    gain_fraction: float | None
+    """Of the step time, from a replay of the run with the change; None where it cannot be replayed."""
+    source: str
+    measure_after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """A known pattern that this run shows."""
+
+    id: str
+    title: str
+    severity: str
+    """info | warning | critical."""
+    evidence: tuple[str, ...]
+    advice: tuple[Advice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Cost of the hooks, as a fraction of the step time, with its interval."""
+
+    fraction: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The median step for drawing; not part of the JSON. Times in seconds from the step's start.
+
+    ``measured``, ``equal_work``: structured arrays (rank, kind, stage, microbatch, start_s, end_s) of compute spans;
+    ``equal_work`` is the same order with equal work, free transfers and no host time.
+    ``idle``: structured array (rank, place, start_s, end_s), ``place`` an index in ``list(Place)``.
+    """
+
+    step: int
+    step_s: float
+    equal_work_step_s: float
+    measured: np.ndarray
+    equal_work: np.ndarray
+    idle: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that was found."""
+
+    source: str
+    job: Job
+    steps: Steps
+    phases: Phases
+    where: Where
+    why: Why
+    imbalance: ImbalanceSplit
+    stages: tuple[StageResult, ...]
+    links: tuple[LinkResult, ...]
+    ranks: tuple[RankResult, ...]
+    replay_error_fraction: float
+    clock_error_s: float
+    verdict: Verdict
+    symptoms: tuple[Symptom, ...] = ()
+    overhead: Overhead | None = None
+    transports: tuple[Any, ...] = ()
+    warnings: tuple[str, ...] = ()
+    step_times_s: tuple[float, ...] = field(default=())
+    """Of the analysed steps, in order; for drawing."""
+    timeline: Timeline | None = None
+
+    @property
+    def idle_fraction(self) -> float:
+        """Share of the step time, over all ranks, in which no compute ran."""
+        return self.where.total
+
+    def to_dict(self) -> dict[str, Any]:
+        """The diagnosis as JSON-serialisable data, schema ``ppdiag.diagnosis/1``."""
+        job = _plain(self.job)
+        schedule = {"name": job.pop("schedule_name"), "match": job.pop("schedule_match")}
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "job": {**job, "schedule": schedule},
+            "steps": _plain(self.steps),
+            "phases": _plain(self.phases),
+            "idle": {"fraction": self.idle_fraction, "where": _plain(self.where), "why": _plain(self.why)},
+            "imbalance": _plain(self.imbalance),
+            "stages": _plain(self.stages),
+            "links": _plain(self.links),
+            "ranks": _plain(self.ranks),
+            "replay": {"error_fraction": self.replay_error_fraction},
+            "clock": {"error_s": self.clock_error_s},
+            "overhead": _plain(self.overhead),
+            "verdict": _plain(self.verdict),
+            "symptoms": _plain(self.symptoms),
+            "transports": _plain(self.transports),
+            "warnings": _plain(self.warnings),
+        }
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  (any part of a diagnosis)
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+TIMELINE_DTYPE = (
+    ("rank", "<i4"),
+    ("kind", "u1"),
+    ("stage", "<i2"),
+    ("microbatch", "<i4"),
+    ("start_s", "<f8"),
+    ("end_s", "<f8"),
+)
+IDLE_DTYPE = (("rank", "<i4"), ("place", "u1"), ("start_s", "<f8"), ("end_s", "<f8"))

@@ -1,0 +1,113 @@
+"""The run directory: which files a run consists of, and how spans lie in them.
+
+Standard library only; the writer (``ppdiag.hooks``) and the reader (``ppdiag.analyzers.sources.run_directory``) share it.
+
+A rank writes three files, named by its rank and by how often it was (re)started in this directory:
+
+* ``rank00003-0.spans``: a magic line, one line of JSON (``SpanFileHeader``), then blocks. A block is ``BLOCK_MAGIC``, the
+  number of records and the CRC-32 of its payload, then the records of ``model.SPAN_FIELDS``. Only whole blocks are
+  appended, so that a reader may look at any time and a killed rank loses at most its last block.
+* ``rank00003-0.jsonl``: what is said in words, one JSON object a line, each with a ``type``: ``fact`` (``name``, ``value``),
+  ``group`` (``id``, ``name``, ``ranks``: global ranks), ``anchor`` (``local_ns``, ``unix_ns``),
+  ``clock`` (a ping-pong probe), ``fault`` (a probe of ours that failed: ``probe``, ``error``).
+* ``rank00003-0.state``: the state slot, ``STATE_SIZE`` bytes, rewritten in place.
+
+Beside them ``run.json`` (the launcher's facts) and ``processes.jsonl`` (every Python process that was armed).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ppdiag.model import FORMAT_VERSION, SPAN_FIELDS, STATE_STRUCT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPAN_MAGIC = b"PPDIAG-SPANS\n"
+STATE_MAGIC = b"PPDIAG-STATE\n"
+BLOCK_MAGIC = b"BLK1"
+BLOCK_HEADER = struct.Struct("<4sII")
+STATE_SIZE = 4096
+"""One page: the slot is a shared mapping, and a preallocated page cannot raise SIGBUS on a full disk."""
+STATE = struct.Struct(STATE_STRUCT)
+STATE_OFFSET = 64
+MAX_HEADER_BYTES = 1 << 20
+MAX_BLOCK_RECORDS = 1 << 20
+
+RUN_FILE = "run.json"
+PROCESSES_FILE = "processes.jsonl"
+_RANK_FILE = re.compile(r"rank(\d{5,})-(\d+)\.(spans|jsonl|state)\Z")
+
+
+class RankFile(NamedTuple):
+    """The parts of the name of a rank's file."""
+
+    rank: int
+    start: int
+    """0 for the first process that recorded this rank in the directory, 1 after the first restart, and so on."""
+    suffix: str
+
+
+def rank_file_name(rank: int, start: int, suffix: str) -> str:
+    """Name of a rank's file.
+
+    >>> rank_file_name(3, 0, "spans")
+    'rank00003-0.spans'
+    """
+    return f"rank{rank:05d}-{start}.{suffix}"
+
+
+def parse_rank_file_name(name: str) -> RankFile | None:
+    """The inverse of :func:`rank_file_name`; None for any other name.
+
+    >>> parse_rank_file_name("rank00003-0.spans")
+    RankFile(rank=3, start=0, suffix='spans')
+    """
+    match = _RANK_FILE.match(name)
+    return RankFile(int(match[1]), int(match[2]), match[3]) if match else None
+
+
+def encode_header(facts: dict[str, Any]) -> bytes:
+    """The beginning of a span file. ``facts`` (rank, world_size, host, pid, clock, ...) must be JSON-serialisable."""
+    header = {"version": FORMAT_VERSION, "fields": [[name, dtype] for name, _, dtype in SPAN_FIELDS], **facts}
+    return SPAN_MAGIC + json.dumps(header, separators=(",", ":")).encode() + b"\n"
+
+
+def encode_block(records: bytes | bytearray, count: int) -> bytes:
+    """A block of ``count`` packed records, ready to be appended with one ``write``."""
+    return BLOCK_HEADER.pack(BLOCK_MAGIC, count, zlib.crc32(records)) + records
+
+
+def decode_blocks(data: bytes, offset: int, record_size: int) -> Iterator[tuple[bytes, int]]:
+    """Payloads of the whole, undamaged blocks in ``data[offset:]``.
+
+    Yields:
+        ``(payload, 0)`` for a good block and ``(b"", lost_bytes)`` for a stretch that is torn or damaged; reading goes
+        on at the next block after it.
+    """
+    while offset < len(data):
+        payload = _payload_at(data, offset, record_size)
+        if payload is not None:
+            yield payload, 0
+            offset += BLOCK_HEADER.size + len(payload)
+            continue
+        following = data.find(BLOCK_MAGIC, offset + 1)
+        following = len(data) if following < 0 else following
+        yield b"", following - offset
+        offset = following
+
+
+def _payload_at(data: bytes, offset: int, record_size: int) -> bytes | None:
+    if len(data) - offset < BLOCK_HEADER.size:
+        return None
+    magic, count, crc = BLOCK_HEADER.unpack_from(data, offset)
+    start = offset + BLOCK_HEADER.size
+    if magic != BLOCK_MAGIC or count > MAX_BLOCK_RECORDS or start + count * record_size > len(data):
+        return None
+    payload = data[start : start + count * record_size]
+    return payload if zlib.crc32(payload) == crc else None
