@@ -67,3 +67,10 @@ class BadCondition(PpdiagError):
 
     slug = "bad-condition"
     exit_code = 2
+
+
+class OutputFailed(PpdiagError):
+    """A report cannot be written where the user wants it."""
+
+    slug = "output-failed"
+    exit_code = 6

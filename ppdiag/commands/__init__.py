@@ -1,1 +1,14 @@
-"""."""
+"""The commands, one file each; a row here makes one known."""
+
+from __future__ import annotations
+
+from ppdiag.registry import Registry
+
+COMMANDS = Registry(
+    "ppdiag.commands",
+    {
+        "run": "ppdiag.commands.run:run",
+        "analyze": "ppdiag.commands.analyze:analyze",
+        "env": "ppdiag.commands.env:env",
+    },
+)

@@ -1,0 +1,7 @@
+"""``python -m ppdiag``."""
+
+from __future__ import annotations
+
+from ppdiag.cli import main
+
+main()

@@ -1,0 +1,31 @@
+"""``ppdiag analyze``: explain a record that is already there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ppdiag.options import report_options, wanted
+from ppdiag.outputs import report
+
+CONDITION_HOLDS = 3
+"""Exit code where a ``--fail-on`` condition holds."""
+
+
+@click.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@report_options
+def analyze(
+    paths: tuple[Path, ...], json_target: str | None, html: Path | None, fail_on: tuple[str, ...], *, quiet: bool
+) -> None:
+    """Say what the ranks of a recorded job waited for.
+
+    PATH is a run directory of ppdiag run. It may be read while the job still writes it.
+    """
+    holding = report(paths, wanted(json_target, html, fail_on, quiet=quiet))
+    for condition in holding:
+        click.echo(f"ppdiag: --fail-on {condition}", err=True)
+    if holding:
+        sys.exit(CONDITION_HOLDS)

@@ -1,0 +1,29 @@
+"""``ppdiag env``: the variables for launchers that ppdiag does not start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from ppdiag.launch import job_variables, prepare_run_directory
+from ppdiag.options import Size
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--max-size", type=Size(), help="Stop recording a rank at this size, e.g. 2G.")
+def env(directory: Path, max_size: int | None) -> None:
+    """Print the variables that make a job record into DIRECTORY.
+
+    For sbatch, Kubernetes and others that start the job themselves. In a shell:
+
+        eval "$(ppdiag env /shared/run1)"
+
+    The directory is made if need be. It must be seen by all nodes under the same path, as must ppdiag itself.
+    """
+    path = prepare_run_directory(directory)
+    for name, value in job_variables(path, os.environ, max_bytes=max_size).items():
+        click.echo(f"export {name}={shlex.quote(value)}")

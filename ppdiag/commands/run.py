@@ -1,0 +1,97 @@
+"""``ppdiag run``: start a job, record it, explain it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ppdiag.errors import PpdiagError
+from ppdiag.launch import (
+    check_command,
+    default_run_directory,
+    job_variables,
+    prepare_run_directory,
+    rank_files,
+    run_job,
+)
+from ppdiag.options import Size, report_options, wanted
+from ppdiag.outputs import Wanted, report
+from ppdiag.silence import why_silent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CONDITION_HOLDS = 3
+"""Exit code where a ``--fail-on`` condition holds and the job itself succeeded."""
+
+
+@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option(
+    "-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Run directory (default: a new one)."
+)
+@report_options
+@click.option("--max-size", type=Size(), help="Stop recording a rank at this size, e.g. 2G.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(  # noqa: PLR0913  (one argument an option)
+    command: tuple[str, ...],
+    *,
+    output: Path | None,
+    json_target: str | None,
+    html: Path | None,
+    fail_on: tuple[str, ...],
+    quiet: bool,
+    max_size: int | None,
+) -> None:
+    """Run COMMAND, record what its ranks do, and say what they waited for.
+
+    COMMAND is started as it is, with any launcher: torchrun, python, accelerate, deepspeed, srun. Its input, output,
+    signals and exit code pass through; the summary is printed on stderr when it has ended.
+
+        ppdiag run -- torchrun --nproc-per-node 4 train.py
+    """
+    asked = wanted(json_target, html, fail_on, quiet=quiet)
+    check_command(command)
+    path = prepare_run_directory(output or default_run_directory(), command)
+    before = rank_files(path)
+    exit_code = run_job(command, job_variables(path, os.environ, max_bytes=max_size))
+    holding = _explain(path, asked, quiet=quiet) if rank_files(path) - before else _say_silent(path)
+    sys.exit(CONDITION_HOLDS if holding and exit_code == 0 else exit_code)
+
+
+def _explain(path: Path, asked: Wanted, *, quiet: bool) -> Sequence[str]:
+    """Analyse the run; what goes wrong is said and never changes the exit code of the job.
+
+    Returns:
+        The conditions that hold.
+    """
+    try:
+        holding = report([path], asked, summary_on_stderr=True)
+    except PpdiagError as error:
+        _say(f"{error} (see {error.slug})")
+    except KeyboardInterrupt:
+        _say("analysis interrupted")
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001  (a fault of the analysis is no fault of the job)
+        _say(f"the analysis failed: {type(error).__name__}: {error}")
+    else:
+        for condition in holding:
+            _say(f"--fail-on {condition}")
+        if not quiet:
+            _say(f"record kept in {path}; ppdiag analyze reads it again")
+        return holding
+    _say(f"the record is kept in {path}; try ppdiag -v analyze {path}")
+    return ()
+
+
+def _say_silent(path: Path) -> Sequence[str]:
+    _say(f"nothing was recorded. {why_silent(path)} (see nothing-recorded)")
+    return ()
+
+
+def _say(text: str) -> None:
+    click.echo(f"ppdiag: {text}", err=True)

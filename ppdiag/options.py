@@ -1,0 +1,65 @@
+"""Command-line options that several commands share, and the kinds of values that they take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppdiag.conditions import parse_condition
+from ppdiag.outputs import STANDARD_OUTPUT, Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes, with an optional decimal unit: ``500M``, ``2GB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """Bytes.
+
+        >>> Size().convert("1.5k", None, None)
+        1500
+        """
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)b?", str(value).strip().lower())
+        if match is None:
+            self.fail(f"{value!r} is not a size; write for instance 500M or 2G", param, ctx)
+        return round(float(match[1]) * _UNITS[match[2]])
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what to do with a diagnosis: --json, --html, --fail-on, --quiet."""
+    for option in reversed(
+        (
+            click.option("--json", "json_target", metavar="FILE|-", help="Write the diagnosis as JSON; - is stdout."),
+            click.option(
+                "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as one page."
+            ),
+            click.option(
+                "--fail-on",
+                multiple=True,
+                metavar="CONDITION",
+                help="Exit with 3 where this holds, e.g. 'idle>0.3'. May be repeated.",
+            ),
+            click.option("-q", "--quiet", is_flag=True, help="Print no summary."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def wanted(json_target: str | None, html: Path | None, fail_on: Sequence[str], *, quiet: bool) -> Wanted:
+    """What the options ask for.
+
+    Raises:
+        BadCondition: one of ``fail_on`` cannot be read.
+    """
+    conditions = tuple(parse_condition(text) for text in fail_on)
+    return Wanted(json_target, html, conditions, summary=not quiet and json_target != STANDARD_OUTPUT)
