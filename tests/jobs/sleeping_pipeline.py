@@ -1,0 +1,169 @@
+"""A pipeline whose stages sleep instead of computing: every duration is known, and two cores carry many ranks.
+
+Run under torchrun; each virtual stage sleeps ``--forward-ms`` in its forward and ``--backward-ms`` in its backward
+(half of it for the input and half for the weights, so that schedules which split the backward split it too).
+
+    torchrun --standalone --nproc-per-node 4 tests/jobs/sleeping_pipeline.py --schedule 1F1B --stage-factor 2:2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+DIM = 8
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+
+
+class Sleep(torch.autograd.Function):
+    """The identity, which takes a while in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:  # noqa: ANN401
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
+        time.sleep(ctx.backward_s)
+        return grad, None, None
+
+
+class SleepingStage(nn.Module):
+    """A linear layer with given durations; ``microbatch`` is set to 0 before each step and counts its forwards."""
+
+    def __init__(self, args: argparse.Namespace, stage: int, chunk: int) -> None:
+        super().__init__()
+        self.first = stage == 0
+        self.forward_s = args.forward_ms / 1e3
+        self.backward_s = args.backward_ms / 1e3
+        rank = dist.get_rank()
+        self.factor = args.stage_factor.get(stage, 1.0) * args.chunk_factor.get(chunk, 1.0)
+        self.factor *= args.rank_factor.get(rank, 1.0)
+        self.microbatch_factor: dict[int, float] = args.microbatch_factor
+        self.microbatch = 0
+        self.weight = nn.Parameter(torch.full((DIM, DIM), 0.1))
+        self.entry = nn.Parameter(torch.zeros(DIM))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor = self.factor * self.microbatch_factor.get(self.microbatch, 1.0)
+        self.microbatch += 1
+        if self.first:
+            x = x + self.entry  # the backward must reach the sleep although the input needs no gradient
+        half_backward_s = factor * self.backward_s / 2
+        x = Sleep.apply(x, factor * self.forward_s, half_backward_s)
+        return torch.tanh(x @ Sleep.apply(self.weight, 0.0, half_backward_s))
+
+
+def factors(text: str) -> tuple[int, float]:
+    """``INDEX:FACTOR``."""
+    index, factor = text.split(":")
+    return int(index), float(factor)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--schedule", default="1F1B", help="a name that torch's get_schedule_class knows")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--virtual-stages", type=int, default=2, help="stages a rank, for schedules that take several")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--forward-ms", type=float, default=10.0)
+    parser.add_argument("--backward-ms", type=float, default=20.0)
+    for name in ("stage", "chunk", "rank", "microbatch"):
+        option = f"--{name}-factor"
+        text = f"work of one {name} (stages counted over all virtual stages) times FACTOR; may be repeated"
+        parser.add_argument(option, type=factors, action="append", default=[], metavar="INDEX:FACTOR", help=text)
+    parser.add_argument("--host-sleep", default="", metavar="RANK:MS:PLACE", help="PLACE is between or optimizer")
+    parser.add_argument(
+        "--report", default="", metavar="PREFIX", help="append the number of each ended step to PREFIX<rank>"
+    )
+    parser.add_argument("--raise-at", type=factors, default=None, metavar="RANK:STEP", help="raise in this rank's step")
+    parser.add_argument("--quiet", action="store_true")
+    args = parser.parse_args()
+    for name in ("stage_factor", "chunk_factor", "rank_factor", "microbatch_factor"):
+        setattr(args, name, dict(getattr(args, name)))
+    return args
+
+
+def stage_indices(args: argparse.Namespace, rank: int, ranks: int) -> list[int]:
+    """The stages of a rank: one, every P-th, or the two arms of a V."""
+    if not issubclass(get_schedule_class(args.schedule), PipelineScheduleMulti):
+        return [rank]
+    if args.schedule in V_SHAPED:
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank + chunk * ranks for chunk in range(args.virtual_stages)]
+
+
+def host_sleep(args: argparse.Namespace, rank: int, place: str) -> None:
+    """Sleep where ``--host-sleep`` says so."""
+    if args.host_sleep:
+        sleeper, milliseconds, where = args.host_sleep.split(":")
+        if int(sleeper) == rank and where == place:
+            time.sleep(float(milliseconds) / 1e3)
+
+
+def report(args: argparse.Namespace, rank: int, step: int) -> None:
+    """Tell the test that this step is done, in a way that outlives a kill."""
+    if args.report:
+        with open(f"{args.report}{rank}", "a") as file:  # noqa: PTH123
+            file.write(f"{step}\n")
+
+
+def build(args: argparse.Namespace) -> tuple[list[SleepingStage], Any]:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    indices = stage_indices(args, rank, ranks)
+    schedule_class = get_schedule_class(args.schedule)
+    multi = issubclass(schedule_class, PipelineScheduleMulti)
+    total = ranks * len(indices)
+    modules = [SleepingStage(args, index, chunk) for chunk, index in enumerate(indices)]
+    device = torch.device("cpu")
+    stages = [PipelineStage(module, index, total, device) for module, index in zip(modules, indices, strict=True)]
+    loss = nn.MSELoss()
+    return modules, schedule_class(stages if multi else stages[0], args.microbatches, loss_fn=loss)
+
+
+def train(args: argparse.Namespace) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    modules, schedule = build(args)
+    indices = stage_indices(args, rank, ranks)
+    optimizer = torch.optim.SGD([weight for module in modules for weight in module.parameters()], lr=0.01)
+    batch = torch.ones(args.microbatches, DIM)
+    first = (batch,) if 0 in indices else ()
+    last = {"target": batch} if ranks * len(indices) - 1 in indices else {}
+    for step in range(args.steps):
+        begin = time.perf_counter()
+        for module in modules:
+            module.microbatch = 0
+        if args.raise_at == (rank, step):
+            raise RuntimeError(f"planted: rank {rank} raises in step {step}")
+        losses: list[torch.Tensor] = []
+        schedule.step(*first, **last, losses=losses)
+        host_sleep(args, rank, "optimizer")
+        optimizer.step()
+        optimizer.zero_grad()
+        report(args, rank, step)
+        host_sleep(args, rank, "between")
+        if rank == ranks - 1 and not args.quiet:
+            print(f"step {step}: {1e3 * (time.perf_counter() - begin):.1f} ms", flush=True)  # noqa: T201
+
+
+def main() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    args = parse_arguments()
+    dist.init_process_group("gloo")
+    train(args)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
