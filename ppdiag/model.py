@@ -80,6 +80,16 @@ class HostCause(IntEnum):
     DATA = 2
 
 
+class Payload(IntEnum):
+    """``op`` of a SEND or RECV span: what the message carries."""
+
+    UNKNOWN = 0
+    ACTIVATION = 1
+    """Output of a forward; belongs to ``microbatch`` and ``stage`` of the rank's own end."""
+    GRADIENT = 2
+    """Input gradient of a backward."""
+
+
 NONE = -1
 """Value of ``stage``, ``chunk``, ``microbatch`` and ``peer`` where they do not apply or are not known."""
 
@@ -100,7 +110,7 @@ SPAN_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("thread", "h", "<i2"),  # 0 is the thread that recorded first
     ("flags", "H", "<u2"),
     ("kind", "B", "u1"),
-    ("op", "B", "u1"),  # Collective or HostCause
+    ("op", "B", "u1"),  # Collective, HostCause or Payload
 )
 """Fields of a span on disk, in this order, little endian, unpadded. Each file's header repeats them: readers go by it."""
 
