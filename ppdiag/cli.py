@@ -64,7 +64,7 @@ def _fail(line: str, error: Exception, ctx: click.Context) -> None:
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(ppdiag.__version__, prog_name="ppdiag", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", is_flag=True, help="Show where an error comes from.")
-def main(*, verbose: bool) -> None:  # noqa: ARG001  (read from the context where an error is shown)
+def main(*, verbose: bool) -> None:
     """Find out what each GPU of a pipeline-parallel training job is waiting for."""
 
 

@@ -36,8 +36,8 @@ def _seen(processes: Sequence[dict[str, Any]]) -> str:
     torch = {process["pid"] for process in processes if process.get("event") == "torch"}
     if not armed:
         return (
-            "No Python process of the job read the recorder's start-up file: it ran no Python, started one in a cleaned "
-            "environment or on another machine, or overwrote PYTHONPATH."
+            "No Python process of the job read the recorder's start-up file: the job ran no Python, ran it in a "
+            "cleaned environment or on another machine, or overwrote PYTHONPATH."
         )
     launchers = {pid for pid, process in armed.items() if _is_launcher(process)}
     if launchers and not armed.keys() - launchers:

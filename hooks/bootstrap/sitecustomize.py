@@ -1,7 +1,7 @@
-"""Start-up hook of every Python under ``ppdiag run``: arms the recorder, then steps aside for the user's own sitecustomize.
+"""Start-up hook of every Python under ``ppdiag run``: arms the recorder, then runs the user's own sitecustomize.
 
 The folder of this file is first on PYTHONPATH, also for interpreters in which ppdiag is not installed. So it uses the
-standard library alone, loads the package ``ppdiag`` from the folders around it and leaves sys.path without a trace of us.
+standard library alone, loads the package ``ppdiag`` from the folders around it and takes its folder off sys.path again.
 PYTHONPATH itself stays, so that the processes that this one starts are armed too.
 """
 
@@ -60,12 +60,12 @@ def _say(line: str) -> None:
 def _run_next_sitecustomize() -> None:
     """Import the sitecustomize that Python would have run without us.
 
-    Where there is none, the ImportError goes on to ``site``, which takes it as it takes any missing sitecustomize; so do
-    the errors of the user's own file, which ``site`` reports as always.
+    Where there is none, the ImportError goes on to ``site``, which takes it as it takes any missing sitecustomize. So
+    do the errors of the user's own file, which ``site`` reports as always.
     """
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(str(entry)) != _HERE]
     sys.modules.pop("sitecustomize", None)
-    import sitecustomize  # noqa: F401, PLC0415, PLW0406  (the next one on sys.path, no longer this file)
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  (the next on sys.path, no longer this file)
 
 
 if os.environ.get("PPDIAG_RUN_DIR"):
