@@ -1,0 +1,226 @@
+"""The words and number formats that all reports share."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from typing import TYPE_CHECKING, NamedTuple
+
+from ppdiag.diagnosis import Cause, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ppdiag.diagnosis import Verdict
+
+
+class Word(NamedTuple):
+    """How a cause or a place is shown."""
+
+    label: str
+    symbol: str
+    """One ASCII character, so that a bar of them reads without colour."""
+    definition: str
+
+
+CAUSES = {
+    Cause.BUBBLE: Word(
+        "bubble",
+        "o",
+        "Idle that the schedule itself causes: it stays when every stage is equal, every transfer free and the host "
+        "never late.",
+    ),
+    Cause.IMBALANCE: Word(
+        "imbalance",
+        "#",
+        "Idle that comes from unequal work: between stages, between microbatches, or one slow rank doing the same "
+        "work as the others.",
+    ),
+    Cause.COMMUNICATION: Word("communication", "~", "Idle that goes away when transfers and collectives cost nothing."),
+    Cause.HOST: Word(
+        "host",
+        "h",
+        "Idle although all inputs were there: Python, data loading, kernel launch, garbage collection, synchronising "
+        "calls.",
+    ),
+    Cause.UNEXPLAINED: Word(
+        "unexplained",
+        "?",
+        "What a replay of the measured run fails to reproduce. It is never added to another cause.",
+    ),
+}
+PLACES = {
+    Place.LATE_SENDER: Word("late sender", "l", "Waiting in a receive while the peer had not sent yet."),
+    Place.TRANSFER: Word("transfer", "t", "Waiting in a receive while the bytes were on their way."),
+    Place.SEND_WAIT: Word("send wait", "s", "Waiting for a send to be taken by the peer."),
+    Place.COLLECTIVE: Word("collective", "c", "Waiting in a collective, such as the gradient all-reduce."),
+    Place.HOST: Word("host", "h", "In no wait and no compute: the host had not started the next op."),
+    Place.UNEXPLAINED: Word("unexplained", "?", "Idle for which the record holds no evidence."),
+}
+GLOSSARY = (
+    (
+        "stage",
+        "Position in the pipeline, counted over all virtual stages. A rank is one process; it holds one stage or more.",
+    ),
+    (
+        "P, V, M",
+        "Ranks along the pipeline; virtual stages per rank; microbatches per step.",
+    ),
+    (
+        "F, B, W",
+        "Forward; backward (of the input only, where W is split off); weight gradient.",
+    ),
+    (
+        "step",
+        (
+            "From the first pipeline op of a step on any rank to the first of the next one. Three phases: pipeline, "
+            "tail (gradient synchronisation, clipping, optimizer) and between (data, logging, anything else)."
+        ),
+    ),
+    ("busy, idle", "The part of a step in which a rank computes; the rest of the step."),
+    (
+        "equal-work schedule",
+        (
+            "The same order of ops, replayed with equal work in every stage, free transfers and no host time. What is "
+            "still idle in it is the bubble."
+        ),
+    ),
+    (
+        "replay error",
+        (
+            "How far a replay of the job from each op's median time is from the median step. It bounds what a "
+            "predicted gain is worth."
+        ),
+    ),
+    ("clock error", "Bound on the difference between any two ranks' clocks after alignment; 0 on one machine."),
+)
+CONFIDENCE = {
+    "measured": "How sure: measured.",
+    "inferred": "How sure: inferred.",
+    "undecided": "The evidence does not single out one cause.",
+}
+CHANGE_DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Bidirectional controls: they can make a name read as another one (CVE-2021-42574)."""
+
+
+def visible(text: str) -> str:
+    r"""Text from a record, safe to show: what could steer a terminal or change the reading order is spelt out.
+
+    >>> visible("gpu\x1b[31m-1\n")
+    'gpu\\x1b[31m-1\\n'
+    """
+    return "".join(_spelt_out(c) if c in CHANGE_DIRECTION or _is_control(c) else c for c in text)
+
+
+def _is_control(char: str) -> bool:
+    return unicodedata.category(char) in {"Cc", "Cs", "Zl", "Zp"}
+
+
+def _spelt_out(char: str) -> str:
+    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that fits, three digits.
+
+    >>> duration(0.0123), duration(4e-6), duration(75.0), duration(0.9999)
+    ('12.3 ms', '4.00 µs', '75.0 s', '1.00 s')
+    """
+    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")))
+
+
+def size(count: float) -> str:
+    """Bytes in the decimal unit that fits.
+
+    >>> size(8_388_608), size(12)
+    ('8.39 MB', '12 B')
+    """
+    if count < 1000:
+        return f"{count:.0f} B"
+    return _scaled(count, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    if not math.isfinite(value):
+        return "-"
+    if value == 0:
+        return f"0 {units[0][1]}"
+    for factor, unit in units:
+        # 0.9995: three digits would round up to 1000 of this unit's smaller neighbour.
+        if abs(value) >= 0.9995 * factor:
+            return f"{_three_digits(value / factor)} {unit}"
+    factor, unit = units[-1]
+    return f"{_three_digits(value / factor)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{decimals}f}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage with one decimal, so that the parts of a table sum as they are read.
+
+    >>> percent(0.3141), percent(float("nan"))
+    ('31.4 %', '-')
+    """
+    return f"{100 * fraction:.1f} %" if math.isfinite(fraction) else "-"
+
+
+def rough_percent(fraction: float) -> str:
+    """A fraction for a sentence: whole percents from 10 %, one decimal below.
+
+    >>> rough_percent(0.3141), rough_percent(0.0314)
+    ('31 %', '3.1 %')
+    """
+    return f"{100 * fraction:.0f} %" if abs(fraction) >= 0.0995 else percent(fraction)
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ranks as ranges.
+
+    >>> rank_list([0, 1, 2, 3, 8, 10, 11])
+    '0-3,8,10-11'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> count_of(1, "rank"), count_of(4, "rank")
+    ('1 rank', '4 ranks')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def cause_label(cause: str) -> str:
+    """The label of a cause, or its own name where it is none of ours."""
+    return CAUSES[Cause(cause)].label if cause in set(Cause) else visible(cause)
+
+
+def headline(verdict: Verdict) -> str:
+    """What is the matter, and where, in a few words."""
+    if verdict.cause is None:
+        return "Undecided" if verdict.confidence == "undecided" else "Nothing worth changing"
+    what = {Cause.COMMUNICATION: "communication stall", Cause.UNEXPLAINED: "unexplained idle time"}
+    name = what[Cause(verdict.cause)] if verdict.cause in what else cause_label(verdict.cause)
+    undecided = "Undecided; largest part: " if verdict.confidence == "undecided" else ""
+    text = f"{undecided}{name}{verdict_place(verdict)}"
+    return text[:1].upper() + text[1:]
+
+
+def verdict_place(verdict: Verdict) -> str:
+    """The place of a verdict with its preposition; empty where it has none."""
+    if verdict.link is not None:
+        return f" on the link from stage {verdict.link[0]} to stage {verdict.link[1]}"
+    places = [
+        f"{name} {value}" for name, value in (("stage", verdict.stage), ("rank", verdict.rank)) if value is not None
+    ]
+    return f" at {', '.join(places)}" if places else ""
