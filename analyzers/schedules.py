@@ -81,8 +81,8 @@ def bubble_fraction(name: str, ranks: int, chunks: int, microbatches: int) -> fl
 
     Source: (P-1)/(M+P-1), GPipe (Huang et al. 2019, section 2.3) and 1F1B (Narayanan et al. 2021, section 2.2.1, there
     over ideal time); (P-1)/(V*M+P-1), interleaved (section 2.2.2) and breadth-first (Lamy-Poirier 2023). ZB-H1 idles
-    (P-1)(F+B-W) beside M(F+B+W) of work (Qi et al. 2024, section 2.3), and ZB1P as much. With ZB-V no rank idles between
-    its own first op and last (section 6), so only the filling remains: P-1 forwards.
+    (P-1)(F+B-W) beside M(F+B+W) of work (Qi et al. 2024, section 2.3), and ZB1P as much. With ZB-V no rank idles
+    between its own first op and last (section 6), so only the filling remains: P-1 forwards.
     """
     if name == NAIVE:
         return (ranks - 1) / ranks
@@ -380,9 +380,9 @@ def _common(found: Sequence[Op], expected: Sequence[Op]) -> int:
 
 
 def _normalised(measured: Sequence[Sequence[Op]]) -> tuple[list[list[Op]], _Shape]:
-    """The measured order with its microbatches numbered from 0, and its shape."""
+    """The measured order with its microbatches numbered from 0 and its kinds as :class:`Kind`, and its shape."""
     numbers = {m: new for new, m in enumerate(sorted({op.microbatch for ops in measured for op in ops}))}
-    renumbered = [[op._replace(microbatch=numbers[op.microbatch]) for op in ops] for ops in measured]
+    renumbered = [[Op(Kind(kind), stage, numbers[m]) for kind, stage, m in ops] for ops in measured]
     chunks = max((len({op.stage for op in ops}) for ops in measured), default=0)
     return renumbered, _Shape(len(measured), chunks, len(numbers), _leading_run(renumbered))
 
@@ -394,6 +394,6 @@ def _leading_run(measured: Sequence[Sequence[Op]]) -> int:
 
 
 def _peak(ops: Sequence[Op]) -> int:
-    to_come = {op[1:] for op in ops if op.kind is Kind.BACKWARD}
+    to_come = {op[1:] for op in ops if op.kind == Kind.BACKWARD}
     change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT: 0}
     return max(accumulate((change[op.kind] for op in ops if op[1:] in to_come), initial=0))
