@@ -1,0 +1,481 @@
+"""The dependency graph of a step, with the measured durations of all steps that have the same structure.
+
+Shape letters: R ranks, N events (a start and an end of each rank included), J joins, E edges, K steps, W worlds.
+
+A *join* is a point at which a rank may have to wait: its start, each wait for a message, its end. Between two joins a
+rank only adds up host time and work, so that every edge runs from a join ``src`` over the rank's events ``first`` to
+``last`` to a join ``dst``. An edge of a message adds what the message took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ppdiag.analyzers.messages import MISSING, number_rows
+from ppdiag.analyzers.program import COMPUTE, POST, WAIT, Program
+from ppdiag.model import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ppdiag.analyzers.steps import Steps
+
+START, END = 3, 4
+"""``what`` of the events that stand for a rank's first and last moment of a step."""
+RETURNED_AT_ONCE_S = 100e-6
+"""A wait shorter than this did not block: it is the cost of the call on a busy machine (tens of us were measured)."""
+CHAIN = -1
+"""``link`` of an edge that is no message."""
+
+
+class Link(NamedTuple):
+    """What a message travels on: a pair of ranks, or (``dst`` None) the process group of index ``src``."""
+
+    src: int
+    dst: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One structure and all steps that have it. Times in seconds, from the step's start.
+
+    Attributes:
+        steps_K: step numbers.
+        duration_K: measured length of each step.
+        ranks_R: the ranks.
+        sources: indices of the ranks that begin the step.
+        rank_N: rank index of each event.
+        what_N: COMPUTE, POST, WAIT, START or END.
+        kind_N, stage_N, microbatch_N: of the event's span.
+        span_NK: index of the event's span in the trace, ``MISSING`` for START and END.
+        host_NK: host time before the event (and of calls that returned at once).
+        work_NK: compute time of the event.
+        start_RK: when each rank began its step.
+        join_N: index of the last join at or before the event, on its rank.
+        joins_J: event of each join; ``MISSING`` for the meeting point of a collective.
+        src_E, dst_E: joins; edges are sorted by the level of ``dst``, then ``dst``.
+        first_E, last_E: events between which the edge adds up (exclusive of ``first``, inclusive of ``last``).
+        link_E: index in ``links``, or ``CHAIN``.
+        optional_E: a send's wait for its receiver, which does not exist where transfers are free.
+        transfer_EK: time of the message in seconds; -inf where it bound nobody.
+        level_starts: bounds of the levels in the edges.
+    """
+
+    steps_K: np.ndarray
+    duration_K: np.ndarray
+    ranks_R: np.ndarray
+    sources: np.ndarray
+    rank_N: np.ndarray
+    what_N: np.ndarray
+    kind_N: np.ndarray
+    stage_N: np.ndarray
+    microbatch_N: np.ndarray
+    span_NK: np.ndarray
+    host_NK: np.ndarray
+    work_NK: np.ndarray
+    start_RK: np.ndarray
+    join_N: np.ndarray
+    joins_J: np.ndarray
+    src_E: np.ndarray
+    dst_E: np.ndarray
+    first_E: np.ndarray
+    last_E: np.ndarray
+    link_E: np.ndarray
+    optional_E: np.ndarray
+    transfer_EK: np.ndarray
+    level_starts: np.ndarray
+    links: tuple[Link, ...]
+
+    @property
+    def start_joins(self) -> np.ndarray:
+        """The joins at which the ranks start (R)."""
+        return self.join_N[self.what_N == START]
+
+    @property
+    def end_joins(self) -> np.ndarray:
+        """The joins at which the ranks end (R)."""
+        return self.join_N[self.what_N == END]
+
+
+class CyclicOrder(Exception):  # noqa: N818  (named for what happened)
+    """The messages of a step contradict the order of its ops: the record is inconsistent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """For each event of a program, positions of other events within the block of the same step, else ``MISSING``."""
+
+    own_post: np.ndarray
+    partner_post: np.ndarray
+    collective: np.ndarray
+    """Position of the first post of the collective."""
+
+
+def build_graphs(program: Program, steps: Steps) -> tuple[list[Graph], int]:
+    """One graph for each structure among the analysed steps, largest first; and the steps that had to be left out."""
+    events = program.events
+    lo = np.searchsorted(events["step"], steps.kept, "left")
+    hi = np.searchsorted(events["step"], steps.kept, "right")
+    positions = _positions(program, lo, hi)
+    groups: dict[bytes, list[int]] = {}
+    for k in range(len(steps.kept)):
+        groups.setdefault(_signature(program, positions, slice(lo[k], hi[k])), []).append(k)
+    graphs, left_out = [], 0
+    for members in sorted(groups.values(), key=len, reverse=True):
+        try:
+            graphs.append(_Builder(program, positions, steps, np.array(members), lo, hi).graph())
+        except CyclicOrder:
+            left_out += len(members)
+    return graphs, left_out
+
+
+def _positions(program: Program, lo: np.ndarray, hi: np.ndarray) -> _Positions:
+    events, messages = program.events, program.messages
+    index = np.arange(len(events))
+    block_of = np.searchsorted(lo, index, "right") - 1
+    inside = (block_of >= 0) & (index < hi[block_of])
+    base = np.where(inside, lo[block_of], 0)
+    limit = np.where(inside, hi[block_of], 0)
+    posts = np.flatnonzero(events["what"] == POST)
+    post_of_span = np.full(len(program.trace.spans) + 1, MISSING, np.int64)
+    post_of_span[events["span"][posts]] = posts
+
+    def within_block(event: np.ndarray) -> np.ndarray:
+        return np.where((event >= base) & (event < limit), event - base, MISSING)
+
+    message = events["what"] != COMPUTE
+    own = np.where(message, post_of_span[events["span"]], MISSING)
+    partner = np.where(message, post_of_span[messages.partner[events["span"]]], MISSING)
+    number = messages.collective[events["span"]]
+    first_post = np.full(int(messages.collective.max(initial=-1)) + 2, len(events), np.int64)
+    np.minimum.at(first_post, number[posts], posts)
+    collective = np.where(message & (number >= 0), first_post[number], MISSING)
+    return _Positions(within_block(own), within_block(partner), within_block(collective))
+
+
+def _signature(program: Program, positions: _Positions, block: slice) -> bytes:
+    """Equal for steps of the same ops, messages and order."""
+    events = program.events[block]
+    spans = program.trace.spans[events["span"]]
+    columns = [events["rank"], events["what"]]
+    columns += [spans[name] for name in ("kind", "op", "stage", "microbatch", "peer", "group")]
+    columns += [positions.own_post[block], positions.partner_post[block], positions.collective[block]]
+    return np.stack([column.astype(np.int64) for column in columns]).tobytes()
+
+
+class _Builder:
+    """Builds the graph of the steps ``members`` (indices into ``steps.kept``), whose blocks have the same structure."""
+
+    def __init__(
+        self, program: Program, positions: _Positions, steps: Steps, members: np.ndarray, lo: np.ndarray, hi: np.ndarray
+    ) -> None:
+        self.program = program
+        self.steps_K = steps.kept[members]
+        self.zero_K = steps.start_ns[members]
+        self.duration_K = steps.duration_s[members]
+        self.ranks_R = steps.ranks
+        template = slice(int(lo[members[0]]), int(hi[members[0]]))
+        self.index_MK = lo[members][None, :] + np.arange(template.stop - template.start)[:, None]
+        self.own_post = positions.own_post[template]
+        self.partner_post = positions.partner_post[template]
+        self.collective = positions.collective[template]
+        self._place_events(template)
+        self._measure()
+
+    def _place_events(self, template: slice) -> None:
+        """Positions of the block's events among all N events, each rank's between its START and its END."""
+        events = self.program.events[template]
+        rank = np.searchsorted(self.ranks_R, events["rank"])
+        count = len(self.ranks_R)
+        self.at_M = np.arange(len(events)) + 2 * rank + 1
+        total = len(events) + 2 * count
+        self.rank_N = np.repeat(np.arange(count), np.bincount(rank, minlength=count) + 2)
+        self.what_N = np.full(total, START, np.uint8)
+        self.what_N[self.at_M] = events["what"]
+        last = np.append(np.flatnonzero(np.diff(self.rank_N)), total - 1)
+        self.what_N[last] = END
+        self.first_event_R = np.append(0, last[:-1] + 1) + 1
+        spans = self.program.trace.spans[events["span"]]
+        self.fields = {}
+        for name in ("kind", "stage", "microbatch", "size_bytes"):
+            self.fields[name] = np.full(total, -1, np.int64)
+            self.fields[name][self.at_M] = spans[name]
+
+    def _measure(self) -> None:
+        """Begin and end of every event, and what lay between it and the one before on its rank."""
+        events = self.program.events
+        shape = (len(self.what_N), len(self.steps_K))
+        self.begin_NK = np.empty(shape)
+        self.end_NK = np.empty(shape)
+        self.begin_NK[self.at_M] = (events["begin_ns"][self.index_MK] - self.zero_K) / 1e9
+        self.end_NK[self.at_M] = (events["end_ns"][self.index_MK] - self.zero_K) / 1e9
+        starts, ends = np.flatnonzero(self.what_N == START), np.flatnonzero(self.what_N == END)
+        self.begin_NK[starts] = self.end_NK[starts] = self.begin_NK[starts + 1]
+        reached = np.empty(shape)  # when the rank was done with all events up to this one
+        for start, end in zip(starts, ends, strict=True):
+            np.maximum.accumulate(self.end_NK[start:end], axis=0, out=reached[start:end])
+        following = self._next_begin_RK()
+        reached[ends] = np.maximum(reached[ends - 1], following)
+        self.begin_NK[ends] = self.end_NK[ends] = reached[ends]
+        self.done_NK = reached
+        before = np.empty(shape)
+        before[1:] = reached[:-1]
+        before[starts] = reached[starts]
+        self.host_NK = np.maximum(self.begin_NK - before, 0.0)
+        compute = (self.what_N == COMPUTE)[:, None]
+        self.work_NK = np.where(compute, np.maximum(self.end_NK - np.maximum(self.begin_NK, before), 0.0), 0.0)
+        self.before_NK = before
+
+    def _next_begin_RK(self) -> np.ndarray:
+        """When each rank's next step begins; the end of this one where the record stops (-inf here)."""
+        events = self.program.events
+        following = np.full((len(self.ranks_R), len(self.steps_K)), -np.inf)
+        for k, step in enumerate(self.steps_K):
+            block = slice(*np.searchsorted(events["step"], [step + 1, step + 2]))
+            ranks, first = np.unique(events["rank"][block], return_index=True)
+            known = np.isin(ranks, self.ranks_R)
+            begin = (events["begin_ns"][block][first[known]] - self.zero_K[k]) / 1e9
+            following[np.searchsorted(self.ranks_R, ranks[known]), k] = begin
+        return following
+
+    def graph(self) -> Graph:
+        """Joins, edges and levels."""
+        self._number_joins()
+        parts = [self._chain_edges(), *self._message_edges(Kind.RECV), *self._message_edges(Kind.SEND)]
+        parts += self._collective_edges()
+        edges = _Edges.join(parts)
+        order, level_starts = _levels(edges.src, edges.dst, len(self.joins_J))
+        edges = edges.take(order)
+        return Graph(
+            steps_K=self.steps_K,
+            duration_K=self.duration_K,
+            ranks_R=self.ranks_R,
+            sources=np.searchsorted(self.ranks_R, self.program.sources),
+            rank_N=self.rank_N,
+            what_N=self.what_N,
+            kind_N=self.fields["kind"],
+            stage_N=self.fields["stage"],
+            microbatch_N=self.fields["microbatch"],
+            span_NK=self._span_NK(),
+            host_NK=self.host_NK,
+            work_NK=self.work_NK,
+            start_RK=self.begin_NK[self.what_N == START],
+            join_N=self.join_N,
+            joins_J=self.joins_J,
+            src_E=edges.src,
+            dst_E=edges.dst,
+            first_E=edges.first,
+            last_E=edges.last,
+            link_E=edges.link,
+            optional_E=edges.optional,
+            transfer_EK=edges.transfer,
+            level_starts=level_starts,
+            links=tuple(self.links),
+        )
+
+    def _span_NK(self) -> np.ndarray:
+        span_NK = np.full(self.begin_NK.shape, MISSING, np.int64)
+        span_NK[self.at_M] = self.program.events["span"][self.index_MK]
+        return span_NK
+
+    def _number_joins(self) -> None:
+        is_join = np.isin(self.what_N, (START, WAIT, END))
+        self.join_N = np.cumsum(is_join) - 1
+        self.joins_J = np.flatnonzero(is_join)
+        self.links: list[Link] = []
+        self._link_index: dict[Link, int] = {}
+
+    def _link(self, link: Link) -> int:
+        if link not in self._link_index:
+            self._link_index[link] = len(self.links)
+            self.links.append(link)
+        return self._link_index[link]
+
+    def _chain_edges(self) -> _Edges:
+        """From each join of a rank to its next."""
+        later = self.joins_J[self.what_N[self.joins_J] != START]
+        src = self.join_N[later] - 1
+        return _Edges.of(
+            src=src, dst=self.join_N[later], first=self.joins_J[src], last=later, steps=len(self.steps_K)
+        )
+
+    def _message_edges(self, kind: Kind) -> list[_Edges]:
+        """From the posts of a message's both ends to the wait of one end (``kind``) for it."""
+        block = self.fields["kind"][self.at_M]
+        waits = np.flatnonzero((self.what_N[self.at_M] == WAIT) & (block == kind))
+        known = (self.partner_post[waits] != MISSING) & (self.own_post[waits] != MISSING)
+        self._charge_unmatched(waits[~known])
+        waits = waits[known]
+        if not len(waits):
+            return []
+        at, own, partner = self.at_M[waits], self.at_M[self.own_post[waits]], self.at_M[self.partner_post[waits]]
+        link = self._message_links(at, partner, kind)
+        ready_NK = np.maximum(self.done_NK[own], self.done_NK[partner])
+        transfer_NK = self._transfer(at, ready_NK, link, optional=kind == Kind.SEND)
+        return [
+            self._edges_from(post, at, link=link, transfer=transfer_NK, optional=kind == Kind.SEND)
+            for post in (own, partner)
+        ]
+
+    def _message_links(self, at: np.ndarray, partner: np.ndarray, kind: Kind) -> np.ndarray:
+        here, there = self.ranks_R[self.rank_N[at]], self.ranks_R[self.rank_N[partner]]
+        src, dst = (here, there) if kind == Kind.SEND else (there, here)
+        return np.array([self._link(Link(int(a), int(b))) for a, b in zip(src, dst, strict=True)], np.int64)
+
+    def _charge_unmatched(self, waits: np.ndarray) -> None:
+        """A wait whose other end is unknown: a short one is the call's cost, a long one stays unexplained."""
+        at = self.at_M[waits]
+        self._charge_calls(at, self.end_NK[at] - self.begin_NK[at] > RETURNED_AT_ONCE_S)
+
+    def _charge_calls(self, at: np.ndarray, blocked_NK: np.ndarray) -> None:
+        """Waits that returned at once cost host time only."""
+        call = np.maximum(self.end_NK[at] - np.maximum(self.begin_NK[at], self.before_NK[at]), 0.0)
+        self.host_NK[at] += np.where(blocked_NK, 0.0, call)
+
+    def _transfer(self, at: np.ndarray, ready_NK: np.ndarray, link: np.ndarray, *, optional: bool) -> np.ndarray:
+        """What a message took from when both ends were there.
+
+        Measured where the wait blocked: end - max(post of send, post of receive). Where the message was there before
+        the wait, it took at most the time since both ends were there; the link's usual time is taken, within that bound.
+        """
+        begin, end = self.begin_NK[at], self.end_NK[at]
+        blocked = (begin < ready_NK) | (end - begin > RETURNED_AT_ONCE_S)
+        self._charge_calls(at, blocked)
+        measured = end - ready_NK
+        bound = np.maximum(begin - ready_NK, 0.0)
+        usual = np.zeros_like(measured) if optional else self._usual(measured, begin < ready_NK, at, link)
+        transfer = np.where(blocked, measured, np.minimum(usual, bound))
+        # a send that ended before its receive was posted was buffered: it waited for nobody
+        return np.where((measured < 0) & optional, -np.inf, transfer)
+
+    def _usual(self, measured: np.ndarray, certain: np.ndarray, at: np.ndarray, link: np.ndarray) -> np.ndarray:
+        """Median time of messages of the same link and size that were certainly waited for; 0 where there is none."""
+        usual = np.zeros_like(measured)
+        same = number_rows(link, self.fields["size_bytes"][at])
+        for number in range(int(same.max(initial=-1)) + 1):
+            rows = same == number
+            values = measured[rows][certain[rows]]
+            usual[rows] = max(0.0, float(np.median(values))) if len(values) else 0.0
+        return usual
+
+    def _edges_from(
+        self, post: np.ndarray, at: np.ndarray, *, link: np.ndarray, transfer: np.ndarray, optional: bool
+    ) -> _Edges:
+        src = self.join_N[post]
+        return _Edges(
+            src=src,
+            dst=self.join_N[at],
+            first=self.joins_J[src],
+            last=post,
+            link=link,
+            optional=np.full(len(at), optional),
+            transfer=transfer,
+        )
+
+    def _collective_edges(self) -> list[_Edges]:
+        """All posts of a collective meet in a join of its own, from which each member's wait hangs."""
+        what = self.what_N[self.at_M]
+        posts = np.flatnonzero((what == POST) & (self.collective != MISSING))
+        waits = np.flatnonzero((what == WAIT) & (self.collective != MISSING))
+        if not len(waits):
+            return []
+        _, number = np.unique(self.collective[posts], return_inverse=True)
+        number = number.ravel()
+        meeting = dict(zip(self.collective[posts].tolist(), number.tolist(), strict=True))
+        number_of_wait = np.array([meeting[c] for c in self.collective[waits].tolist()], np.int64)
+        at_post, at_wait = self.at_M[posts], self.at_M[waits]
+        first_join = len(self.joins_J)
+        count = int(number.max()) + 1
+        self.joins_J = np.append(self.joins_J, np.full(count, MISSING))
+        ready_CK = np.full((count, len(self.steps_K)), -np.inf)
+        np.maximum.at(ready_CK, number, self.done_NK[at_post])
+        link = self._group_links(waits)
+        transfer = self._transfer(at_wait, ready_CK[number_of_wait], link, optional=False)
+        src = self.join_N[at_post]
+        here = np.zeros(len(waits), np.int64)
+        to_meeting = _Edges.of(
+            src=src, dst=first_join + number, first=self.joins_J[src], last=at_post, steps=len(self.steps_K)
+        )
+        from_meeting = _Edges(
+            src=first_join + number_of_wait,
+            dst=self.join_N[at_wait],
+            first=here,
+            last=here,
+            link=link,
+            optional=np.zeros(len(waits), bool),
+            transfer=transfer,
+        )
+        return [to_meeting, from_meeting]
+
+    def _group_links(self, waits: np.ndarray) -> np.ndarray:
+        spans = self.program.trace.spans
+        group = spans["group"][self.program.events["span"][self.index_MK[waits, 0]]]
+        return np.array([self._link(Link(int(g), None)) for g in group], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    src: np.ndarray
+    dst: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    link: np.ndarray
+    optional: np.ndarray
+    transfer: np.ndarray
+
+    @classmethod
+    def of(cls, *, src: np.ndarray, dst: np.ndarray, first: np.ndarray, last: np.ndarray, steps: int) -> _Edges:
+        """Edges without a message."""
+        count = len(src)
+        return cls(
+            src, dst, first, last, np.full(count, CHAIN), np.zeros(count, bool), np.zeros((count, steps))
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[_Edges]) -> _Edges:
+        names = ("src", "dst", "first", "last", "link", "optional", "transfer")
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    def take(self, order: np.ndarray) -> _Edges:
+        names = ("src", "dst", "first", "last", "link", "optional", "transfer")
+        return _Edges(**{name: getattr(self, name)[order] for name in names})
+
+
+def _levels(src: np.ndarray, dst: np.ndarray, joins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Order of the edges by (level of dst, dst), and the bounds of the levels in it.
+
+    A join's level is the length of the longest path to it.
+
+    Raises:
+        CyclicOrder: the edges form a cycle.
+    """
+    out = np.argsort(src, kind="stable")
+    out_start = np.searchsorted(src[out], np.arange(joins + 1))
+    waiting_for = np.bincount(dst, minlength=joins)
+    level = np.full(joins, -1, np.int64)
+    ready, depth, seen = np.flatnonzero(waiting_for == 0), 0, 0
+    while len(ready):
+        level[ready] = depth
+        seen += len(ready)
+        reached = dst[out[_ranges(out_start[ready], out_start[ready + 1])]]
+        np.subtract.at(waiting_for, reached, 1)
+        ready = np.unique(reached[waiting_for[reached] == 0])
+        depth += 1
+    if seen < joins:
+        raise CyclicOrder
+    order = np.lexsort((dst, level[dst]))
+    return order, np.searchsorted(level[dst][order], np.arange(1, depth + 1))
+
+
+def _ranges(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """The integers of all [start, stop), joined.
+
+    >>> _ranges(np.array([2, 7]), np.array([4, 8])).tolist()
+    [2, 3, 7]
+    """
+    length = stop - start
+    ends = np.cumsum(length)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - (ends - length), length)

@@ -1,0 +1,180 @@
+"""Replays a step under other durations: the longest path through its graph, for many worlds and all steps in one pass.
+
+A *world* is a choice of durations: host time of each rank kept or zero, transfers of each link kept or zero, work as
+measured or some other. Each value of the pass is a numpy vector over (world x step); the graph is walked once, level
+by level (a max-plus recurrence).
+
+Where a step begins on a rank depends on how the step before ended there, so that the pass is repeated with the ends of
+each step as the start of the next until the starts settle: what a world does to one step reaches the next.
+
+Shape letters: R ranks, N events, J joins, E edges, K steps, W worlds, L links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers.graph import CHAIN, START, Graph
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BLOCK_BYTES = 48 << 20
+"""Bound on the edge weights held at once: more steps are replayed block by block. Small blocks stay near the caches."""
+MOST_PASSES = 6
+SETTLED_FRACTION = 1e-6
+"""Starts that move by less than this share of the step have settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A choice of durations.
+
+    Attributes:
+        work_NK: compute time of each event; None keeps the measured.
+        host_R: factor on the host time of each rank; None keeps it.
+        transfer_L: factor on the transfers of each link; None keeps them. At 0 a send waits for nobody.
+    """
+
+    work_NK: np.ndarray | None = None
+    host_R: np.ndarray | None = None
+    transfer_L: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Results of a replay.
+
+    Attributes:
+        duration_WK: length of each step in each world, in seconds.
+        join_JWK: when each join is passed; only kept where asked for, else None.
+    """
+
+    duration_WK: np.ndarray
+    join_JWK: np.ndarray | None = None
+
+
+def replay(graph: Graph, worlds: Sequence[World], *, keep_joins: bool = False) -> Replay:
+    """The step times of all worlds; the first world must keep everything (it anchors the starts)."""
+    shape = (len(worlds), len(graph.steps_K))
+    start_RWK = np.repeat(graph.start_RK[:, None, :], len(worlds), axis=1)
+    weights = _Weights(graph, worlds)
+    duration_WK = np.empty(shape)
+    for _ in range(MOST_PASSES):
+        join_JWK, end_RWK, duration_WK = _pass(graph, weights, start_RWK, keep_joins=keep_joins)
+        settled = _next_starts(graph, end_RWK, duration_WK)
+        moved = np.abs(settled - start_RWK).max(initial=0.0)
+        start_RWK = settled
+        if moved <= SETTLED_FRACTION * duration_WK.max(initial=0.0):
+            break
+    return Replay(duration_WK, join_JWK)
+
+
+def _next_starts(graph: Graph, end_RWK: np.ndarray, duration_WK: np.ndarray) -> np.ndarray:
+    """When each rank starts each step, from how the step before ended in that world.
+
+    The measured starts are shifted by as much as the world's ends differ from those of the world that keeps all; a step
+    whose predecessor is not among the steps is taken to follow itself.
+    """
+    ahead_RWK = end_RWK - duration_WK
+    shift_RWK = ahead_RWK - ahead_RWK[:, :1]
+    before = np.searchsorted(graph.steps_K, graph.steps_K - 1)
+    follows = graph.steps_K[np.minimum(before, len(graph.steps_K) - 1)] == graph.steps_K - 1
+    origin = np.where(follows, before, np.arange(len(graph.steps_K)))
+    starts = graph.start_RK[:, None, :] + shift_RWK[:, :, origin]
+    zero_WK = starts[graph.sources].min(axis=0) - graph.start_RK[graph.sources].min(axis=0)
+    return starts - zero_WK
+
+
+def _pass(
+    graph: Graph, weights: _Weights, start_RWK: np.ndarray, *, keep_joins: bool
+) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    ranks, worlds, steps = start_RWK.shape
+    joins = len(graph.joins_J)
+    end_RWK = np.empty_like(start_RWK)
+    kept = np.empty((joins, worlds, steps)) if keep_joins else None
+    block = max(1, int(BLOCK_BYTES / 8 / max(1, worlds * len(graph.src_E))))
+    for first in range(0, steps, block):
+        part = slice(first, min(first + block, steps))
+        time = np.full((joins, worlds, part.stop - part.start), -np.inf)
+        time[graph.start_joins] = start_RWK[:, :, part]
+        _walk(graph, weights.of(part), time)
+        end_RWK[:, :, part] = time[graph.end_joins]
+        if kept is not None:
+            kept[:, :, part] = time
+    duration_WK = end_RWK[graph.sources].min(axis=0) - start_RWK[graph.sources].min(axis=0)
+    return kept, end_RWK, duration_WK
+
+
+def _walk(graph: Graph, weight: np.ndarray, time: np.ndarray) -> None:
+    """Fills ``time`` (J x W x K), whose starts are set, by the longest path; ``weight`` is E x W x K and is consumed."""
+    joins, edges = len(time), len(weight)
+    time, weight = time.reshape(joins, -1), weight.reshape(edges, -1)
+    new = np.flatnonzero(np.diff(graph.dst_E, prepend=-1))  # first edge of each join; edges of a join are adjacent
+    bounds = np.searchsorted(new, graph.level_starts)
+    starts = graph.level_starts.tolist()
+    for level in range(len(starts) - 1):
+        edges_here = slice(starts[level], starts[level + 1])
+        joins_here = new[bounds[level] : bounds[level + 1]]
+        reached = weight[edges_here]
+        reached += time[graph.src_E[edges_here]]
+        time[graph.dst_E[joins_here]] = np.maximum.reduceat(reached, joins_here - edges_here.start, axis=0)
+
+
+class _Weights:
+    """What each edge adds in each world."""
+
+    def __init__(self, graph: Graph, worlds: Sequence[World]) -> None:
+        self.graph = graph
+        self.worlds = worlds
+        ones_R, ones_L = np.ones(len(graph.ranks_R)), np.ones(len(graph.links))
+        self.host_WR = np.stack([ones_R if world.host_R is None else world.host_R for world in worlds])
+        self.transfer_WL = np.stack([ones_L if world.transfer_L is None else world.transfer_L for world in worlds])
+        self.host_sum_NK = np.cumsum(graph.host_NK, axis=0)
+        variants = {id(world.work_NK): world.work_NK for world in worlds}
+        self.work_sums = {
+            key: np.cumsum(graph.work_NK if work is None else work, axis=0) for key, work in variants.items()
+        }
+
+    def of(self, part: slice) -> np.ndarray:
+        """Weights of a block of steps (E x W x K)."""
+        graph = self.graph
+        rank_E = graph.rank_N[graph.last_E]
+        host_EK = self._between(self.host_sum_NK, part)
+        weight = self.host_WR[:, rank_E].T[:, :, None] * host_EK[:, None, :]
+        for key, sums in self.work_sums.items():
+            using = [i for i, world in enumerate(self.worlds) if id(world.work_NK) == key]
+            weight[:, using] += self._between(sums, part)[:, None, :]
+        self._add_transfers(weight, part)
+        return weight
+
+    def _between(self, sums_NK: np.ndarray, part: slice) -> np.ndarray:
+        return sums_NK[self.graph.last_E, part] - sums_NK[self.graph.first_E, part]
+
+    def _add_transfers(self, weight: np.ndarray, part: slice) -> None:
+        """Adds the messages; a negative one is an error of the clocks, not a transfer, and stays in every world."""
+        graph = self.graph
+        message = np.flatnonzero(graph.link_E != CHAIN)
+        if not len(message):
+            return
+        factor_EW = self.transfer_WL[:, graph.link_E[message]].T
+        transfer_EK = graph.transfer_EK[message, part]
+        bound = np.isfinite(transfer_EK)
+        finite_EK = np.where(bound, transfer_EK, 0.0)
+        adds = factor_EW[:, :, None] * np.maximum(finite_EK, 0.0)[:, None, :] + np.minimum(finite_EK, 0.0)[:, None, :]
+        absent = ~bound[:, None, :] | (graph.optional_E[message, None] & (factor_EW == 0.0))[:, :, None]
+        weight[message] += np.where(absent, -np.inf, adds)
+
+
+def event_times(graph: Graph, world: World, join_JK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """When each event begins and ends (N x K each) in a world, given when its joins are passed (J x K)."""
+    work_NK = graph.work_NK if world.work_NK is None else world.work_NK
+    host_NK = graph.host_NK if world.host_R is None else graph.host_NK * world.host_R[graph.rank_N][:, None]
+    done_NK = np.cumsum(host_NK + work_NK, axis=0)
+    since_join = done_NK - done_NK[graph.joins_J[graph.join_N]]
+    end_NK = join_JK[graph.join_N] + since_join
+    begin_NK = end_NK - np.where((graph.what_N == START)[:, None], 0.0, work_NK)
+    return begin_NK, end_NK

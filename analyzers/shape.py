@@ -1,0 +1,162 @@
+"""Finds the pipeline in a trace: which ranks form one, which stages each holds, how many microbatches run.
+
+Labels that a framework adapter recorded are kept. Those of hand-written loops (flag INFERRED) are filled in from who
+talks to whom and from the order of the ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers.messages import number_rows
+from ppdiag.analyzers.steps import Steps, pipeline_work
+from ppdiag.model import NONE, PIPELINE_KINDS, Flag, Kind
+
+if TYPE_CHECKING:
+    from ppdiag.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The pipeline of a job.
+
+    Attributes:
+        pipelines: the replicas, each a tuple of ranks in order along the pipeline.
+        stages: the stages of each rank, ascending.
+        microbatches: M, of one call of the pipeline's schedule.
+        accumulation: calls of the schedule in one step.
+        inferred: stages were found from the messages, not named by a framework.
+    """
+
+    pipelines: tuple[tuple[int, ...], ...]
+    stages: dict[int, tuple[int, ...]]
+    microbatches: int
+    accumulation: int
+    inferred: bool
+
+    @property
+    def pp(self) -> int:
+        """P, ranks along the pipeline."""
+        return max(len(pipeline) for pipeline in self.pipelines)
+
+    @property
+    def vpp(self) -> int:
+        """V, virtual stages of a rank."""
+        return max(len(stages) for stages in self.stages.values())
+
+
+def label(trace: Trace, steps: Steps) -> tuple[Trace, Shape]:
+    """The trace with stage, chunk and microbatch filled in where they were missing, and the pipeline's shape."""
+    spans = trace.spans.copy()
+    work = pipeline_work(spans) & (steps.number >= 0)
+    pipelines = _pipelines(spans, steps)
+    inferred = bool((work & (spans["stage"] == NONE)).any())
+    _fill_microbatches(spans, work, steps.number)
+    if inferred:
+        pipelines = [_by_first_forward(spans, work & (steps.number == steps.kept[-1]), ranks) for ranks in pipelines]
+        _fill_stages(spans, work, pipelines)
+    accumulation = _separate_schedule_calls(spans, steps)
+    stages = {int(rank): _stages_of(spans, work, rank) for rank in steps.ranks}
+    pipelines = [tuple(sorted(ranks, key=lambda rank: stages[rank])) for ranks in pipelines]
+    _fill_message_stages(spans, stages)
+    in_steps = work & np.isin(steps.number, steps.kept)
+    total = _forwards_of_one_stage(spans, in_steps, steps.number)
+    shape = Shape(tuple(pipelines), stages, max(1, total // accumulation), accumulation, inferred)
+    return replace(trace, spans=spans), shape
+
+
+def _pipelines(spans: np.ndarray, steps: Steps) -> list[tuple[int, ...]]:
+    """Ranks joined by point-to-point messages within steps; each set is one pipeline."""
+    root = {int(rank): int(rank) for rank in steps.ranks}
+
+    def find(rank: int) -> int:
+        while root[rank] != rank:
+            rank = root[rank]
+        return rank
+
+    sent = (spans["kind"] == Kind.SEND) & (steps.number >= 0)
+    for a, b in np.unique(np.stack([spans["rank"][sent], spans["peer"][sent]], axis=1), axis=0).tolist():
+        if a in root and b in root:
+            root[max(find(a), find(b))] = min(find(a), find(b))
+    members: dict[int, list[int]] = {}
+    for rank in root:
+        members.setdefault(find(rank), []).append(rank)
+    return [tuple(ranks) for ranks in members.values()]
+
+
+def _fill_microbatches(spans: np.ndarray, work: np.ndarray, number: np.ndarray) -> None:
+    """Numbers unnamed ops of one kind and chunk by their order in the step (first in, first out)."""
+    unnamed = np.flatnonzero(work & (spans["microbatch"] == NONE))
+    if not len(unnamed):
+        return
+    part = spans[unnamed]
+    same = number_rows(part["rank"], number[unnamed], part["chunk"], part["kind"])
+    order = np.lexsort((part["start_ns"], same))
+    starts = np.flatnonzero(np.diff(same[order], prepend=-1))
+    position = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    spans["microbatch"][unnamed[order]] = position
+
+
+def _by_first_forward(spans: np.ndarray, work: np.ndarray, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Ranks by when microbatch 0 of a step first reaches them: the order along the pipeline."""
+    first = work & (spans["kind"] == Kind.FORWARD) & (spans["microbatch"] == 0)
+    never = np.iinfo(np.int64).max
+    reached = {rank: int(spans["start_ns"][first & (spans["rank"] == rank)].min(initial=never)) for rank in ranks}
+    return tuple(sorted(ranks, key=lambda rank: reached[rank]))
+
+
+def _fill_stages(spans: np.ndarray, work: np.ndarray, pipelines: list[tuple[int, ...]]) -> None:
+    """Stage of chunk c on the p-th of P ranks is c * P + p (chunks are laid out as loops)."""
+    unnamed = work & (spans["stage"] == NONE)
+    for ranks in pipelines:
+        for position, rank in enumerate(ranks):
+            own = unnamed & (spans["rank"] == rank)
+            chunk = np.maximum(spans["chunk"][own], 0)
+            spans["chunk"][own] = chunk
+            spans["stage"][own] = chunk * len(ranks) + position
+
+
+def _separate_schedule_calls(spans: np.ndarray, steps: Steps) -> int:
+    """Gives the microbatches of the 2nd, 3rd, ... schedule call of a step numbers of their own; returns the calls."""
+    calls = (spans["kind"] == Kind.SCHEDULE) & ((spans["flags"] & np.uint16(Flag.EVALUATION)) == 0)
+    if not calls.any():
+        return 1
+    most = 1
+    labelled = spans["microbatch"] != NONE
+    per_call = int(spans["microbatch"][labelled].max(initial=0)) + 1
+    for rank in steps.ranks:
+        own = np.flatnonzero(spans["rank"] == rank)
+        begins = np.sort(spans["start_ns"][own[calls[own]]])
+        call = np.searchsorted(begins, spans["start_ns"][own], "right")
+        step = np.maximum(steps.number[own], 0)
+        first_call = np.full(int(step.max(initial=0)) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first_call, step, np.where(call > 0, call, np.iinfo(np.int64).max))
+        within = np.where((call > 0) & labelled[own] & (steps.number[own] >= 0), call - first_call[step], 0)
+        spans["microbatch"][own] += (within * per_call).astype(np.int32)
+        most = max(most, int(within[np.isin(steps.number[own], steps.kept)].max(initial=0)) + 1)
+    return most
+
+
+def _stages_of(spans: np.ndarray, work: np.ndarray, rank: int) -> tuple[int, ...]:
+    return tuple(np.unique(spans["stage"][work & (spans["rank"] == rank)]).tolist())
+
+
+def _fill_message_stages(spans: np.ndarray, stages: dict[int, tuple[int, ...]]) -> None:
+    """A message of a rank with one stage belongs to that stage."""
+    unnamed = np.isin(spans["kind"], (Kind.SEND, Kind.RECV)) & (spans["stage"] == NONE)
+    for rank, own in stages.items():
+        if len(own) == 1:
+            spans["stage"][unnamed & (spans["rank"] == rank)] = own[0]
+
+
+def _forwards_of_one_stage(spans: np.ndarray, in_steps: np.ndarray, number: np.ndarray) -> int:
+    """Median over steps and stages of the forwards of one stage on one rank in a step."""
+    forwards = in_steps & (spans["kind"] == Kind.FORWARD)
+    if not forwards.any():
+        forwards = in_steps & np.isin(spans["kind"], PIPELINE_KINDS)
+    part = spans[forwards]
+    counts = np.bincount(number_rows(part["rank"], part["stage"], number[forwards]))
+    return int(np.median(counts))

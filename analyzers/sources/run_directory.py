@@ -1,0 +1,259 @@
+"""Reads the run directory that ppdiag's own hooks wrote."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppdiag.analyzers import clock
+from ppdiag.analyzers.sources import rank_state
+from ppdiag.errors import BadRecord, NothingRecorded, VersionMismatch
+from ppdiag.model import FORMAT_VERSION
+from ppdiag.rundir import MAX_HEADER_BYTES, PROCESSES_FILE, RUN_FILE, SPAN_MAGIC, decode_blocks, parse_rank_file_name
+from ppdiag.trace import SPAN_DTYPE, JobFacts, ProcessGroup, RankFacts, Trace, fact_names, sorted_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ppdiag.analyzers.sources import Progress
+
+MAX_WORDS_BYTES = 64 << 20
+"""Bound on a rank's table of words; more is not ours."""
+
+
+class RunDirectory:
+    """One or more run directories of the same job (several where machines share no file system)."""
+
+    description = "run directories of `ppdiag run`"
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the path is a directory with at least one file that only a run has."""
+        if not path.is_dir():
+            return False
+        return any(
+            entry.name in (RUN_FILE, PROCESSES_FILE) or parse_rank_file_name(entry.name) for entry in path.iterdir()
+        )
+
+    def read(self, paths: Sequence[Path], progress: Progress | None) -> Trace:
+        """Reads every rank that left a record; what cannot be read is named in the warnings.
+
+        Raises:
+            NothingRecorded: no rank left a record.
+            BadRecord, VersionMismatch: no rank's record could be read.
+        """
+        files, warnings = _latest_files(paths)
+        if not files:
+            raise NothingRecorded(f"{', '.join(map(str, paths))}: no rank ever wrote a record into this run directory")
+        ranks, failures = [], []
+        for done, (rank, path) in enumerate(sorted(files.items())):
+            if progress is not None:
+                progress("reading ranks", done, len(files))
+            try:
+                ranks.append(_read_rank(rank, path))
+            except (BadRecord, VersionMismatch) as error:
+                failures.append(error)
+        if not ranks:
+            raise failures[0]
+        warnings += [str(error) for error in failures]
+        return _assemble(ranks, source=", ".join(map(str, paths)), warnings=warnings)
+
+
+def _latest_files(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
+    """The span file of the last start of each rank."""
+    starts: dict[int, list[tuple[int, Path]]] = defaultdict(list)
+    for directory in paths:
+        for path in sorted(directory.iterdir()):
+            name = parse_rank_file_name(path.name)
+            if name is not None and name.suffix == "spans":
+                starts[name.rank].append((name.start, path))
+    latest = {rank: max(found)[1] for rank, found in starts.items()}
+    restarts = max((len(found) for found in starts.values()), default=1) - 1
+    warnings = [f"the job was restarted {restarts} times in this directory; only its last start is shown"]
+    return latest, warnings if restarts else []
+
+
+class _Rank:
+    """What one rank's files say."""
+
+    def __init__(self, rank: int, header: dict[str, Any], spans: np.ndarray) -> None:
+        self.rank = rank
+        self.header = header
+        self.spans = spans
+        self.facts: dict[str, Any] = {}
+        self.groups: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.faults: list[str] = []
+        self.probes: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
+        self.state = rank_state.UNKNOWN
+
+
+def _read_rank(rank: int, path: Path) -> _Rank:
+    data = path.read_bytes()
+    header, offset = _read_header(data, path)
+    dtype = np.dtype([(name, kind) for name, kind in header["fields"]])
+    payloads, lost = [], 0
+    for payload, lost_bytes in decode_blocks(data, offset, dtype.itemsize):
+        payloads.append(payload)
+        lost += lost_bytes
+    found = _Rank(rank, header, _to_spans(np.frombuffer(b"".join(payloads), dtype), rank))
+    if lost:
+        found.warnings.append(f"{path.name}: {lost} bytes of torn or damaged records were left out")
+    _read_words(path.with_suffix(".jsonl"), found)
+    found.state = rank_state.read(path.with_suffix(".state"))
+    return found
+
+
+def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], int]:
+    if not data.startswith(SPAN_MAGIC):
+        raise BadRecord(f"{path}: expected a span file of ppdiag, found other bytes at its beginning")
+    end = data.find(b"\n", len(SPAN_MAGIC), len(SPAN_MAGIC) + MAX_HEADER_BYTES)
+    try:
+        header = json.loads(data[len(SPAN_MAGIC) : end]) if end > 0 else None
+        version = header["version"] if header else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        header, version = None, None
+    if header is None:
+        raise BadRecord(f"{path}: its header is damaged or cut off, so that its records cannot be read")
+    if version != FORMAT_VERSION:
+        raise VersionMismatch(
+            f"{path}: written in format {version!r}, and this ppdiag reads format {FORMAT_VERSION}; "
+            "use the version of ppdiag that recorded it"
+        )
+    if not _fields_are_known(header.get("fields")):
+        raise BadRecord(f"{path}: its header does not describe the fields of a span")
+    return header, end + 1
+
+
+def _fields_are_known(described: object) -> bool:
+    """Whether the header lists names and plain integer types, with all that a trace needs among them."""
+    try:
+        dtype = np.dtype([(str(name), str(kind)) for name, kind in described])  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return False
+    wanted = set(SPAN_DTYPE.names or ()) - {"rank"}
+    integers = all(dtype[name].kind in "iu" for name in dtype.names or ())
+    return wanted <= set(dtype.names or ()) and integers and dtype.itemsize <= 1024
+
+
+def _to_spans(records: np.ndarray, rank: int) -> np.ndarray:
+    spans = np.zeros(len(records), SPAN_DTYPE)
+    spans["rank"] = rank
+    for name in records.dtype.names or ():
+        if name in (SPAN_DTYPE.names or ()):
+            spans[name] = records[name]
+    return spans
+
+
+def _read_words(path: Path, found: _Rank) -> None:
+    if not path.is_file():
+        found.warnings.append(f"{path.name}: missing, so that facts and process groups of rank {found.rank} are unknown")
+        return
+    with path.open("rb") as stream:
+        for line in stream.read(MAX_WORDS_BYTES).splitlines():
+            try:
+                word = json.loads(line)
+                _take_word(word, found)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue  # the last line of a killed rank may be torn
+
+
+def _take_word(word: dict[str, Any], found: _Rank) -> None:
+    match word["type"]:
+        case "fact":
+            found.facts[str(word["name"])] = word["value"]
+        case "group":
+            found.groups[int(word["id"])] = (str(word["name"]), tuple(int(rank) for rank in word["ranks"]))
+        case "clock":
+            found.probes.append(word)
+        case "fault":
+            found.faults.append(f"{word.get('probe', 'probe')}: {word.get('error', '')}")
+
+
+def _assemble(ranks: list[_Rank], *, source: str, warnings: list[str]) -> Trace:
+    groups = _Groups()
+    for rank in ranks:
+        rank.spans["group"] = groups.translate(rank)
+    facts = {rank.rank: _rank_facts(rank) for rank in ranks}
+    spans = [rank.spans for rank in ranks]
+    clocks = clock.align(facts)
+    for part, rank in zip(spans, ranks, strict=True):
+        clocks.apply(part, rank.rank)
+    job = _job_facts(ranks, source)
+    warnings = [*warnings, *_missing_ranks(job, facts), *clocks.warnings]
+    for rank in ranks:
+        warnings += rank.warnings
+        warnings += [f"rank {rank.rank}: a probe of ppdiag turned itself off: {fault}" for fault in rank.faults]
+    return Trace(
+        spans=sorted_spans(np.concatenate(spans)),
+        job=job,
+        ranks=facts,
+        groups=tuple(groups.all),
+        clock_error_s=clocks.error_s,
+        warnings=tuple(warnings),
+    )
+
+
+class _Groups:
+    """Process groups of all ranks under one numbering.
+
+    Names of groups may differ between ranks, so that a group is known by its members, and by which one it is among
+    those with the same members.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[ProcessGroup] = []
+        self._index: dict[tuple[tuple[int, ...], int], int] = {}
+
+    def translate(self, rank: _Rank) -> np.ndarray:
+        """The rank's ``group`` column in the common numbering; -1 where its table does not have the group."""
+        seen: Counter[tuple[int, ...]] = Counter()
+        mapping = np.full(max(rank.groups, default=0) + 2, -1, np.int32)
+        for local, (name, members) in sorted(rank.groups.items()):
+            key = (members, seen[members])
+            seen[members] += 1
+            if key not in self._index:
+                self._index[key] = len(self.all)
+                self.all.append(ProcessGroup(name, members))
+            if local >= 0:
+                mapping[local] = self._index[key]
+        local = rank.spans["group"]
+        return mapping[np.where((local >= 0) & (local < len(mapping)), local, len(mapping) - 1)]
+
+
+def _rank_facts(rank: _Rank) -> RankFacts:
+    last_span = int(rank.spans["end_ns"].max()) if len(rank.spans) else 0
+    return RankFacts(
+        rank=rank.rank,
+        host=str(rank.header.get("host", "")),
+        clock=str(rank.header.get("clock", "")),
+        facts={**rank.header, **rank.facts},
+        clock_probes=tuple(rank.probes),
+        status=rank.state.status,
+        inside=rank.state.inside,
+        last_seen_ns=max(last_span, rank.state.heartbeat_ns),
+        faults=tuple(rank.faults),
+    )
+
+
+def _job_facts(ranks: list[_Rank], source: str) -> JobFacts:
+    """Facts on which the ranks agree; the most frequent value where they do not."""
+    known: dict[str, Any] = {}
+    for name in fact_names():
+        values: Mapping[Any, int] = Counter(
+            value for rank in ranks if isinstance(value := {**rank.header, **rank.facts}.get(name), (str, int))
+        )
+        if values:
+            known[name] = max(values, key=lambda value: values[value])
+    return JobFacts(**{**known, "source": source})
+
+
+def _missing_ranks(job: JobFacts, facts: Mapping[int, RankFacts]) -> list[str]:
+    missing = sorted(set(range(job.world_size or 0)) - set(facts))
+    if not missing:
+        return []
+    named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    return [f"no record of {len(missing)} of {job.world_size} ranks ({named}); what they did is unknown"]

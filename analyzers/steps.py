@@ -1,0 +1,175 @@
+"""Finds the steps of a job: where each begins, which are complete, and which are warm-up.
+
+A step lasts from the first pipeline op of step k on any rank to the first of step k+1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.errors import NoPipelineFound
+from ppdiag.model import COMPUTE_KINDS, PIPELINE_KINDS, WAIT_KINDS, Flag, Kind
+
+if TYPE_CHECKING:
+    from ppdiag.trace import Trace
+
+WARM_UP_FACTOR = 1.3
+"""Leading steps this much longer than the median of all others are warm-up (lazy connections, compilation, caches)."""
+NO_STEP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a trace. K is the number of steps that are analysed, R of ranks with pipeline work.
+
+    Attributes:
+        number: step of each span of the trace, ``NO_STEP`` for spans that belong to none.
+        ranks: the ranks with pipeline work, ascending (R).
+        kept: numbers of the analysed steps, ascending (K).
+        start_ns: when each analysed step began (K).
+        end_ns: when it ended, which is when its successor began (K).
+        dropped: complete or incomplete steps that are not analysed.
+        warnings: why a step was cut short or assumed, one sentence each.
+    """
+
+    number: np.ndarray
+    ranks: np.ndarray
+    kept: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    dropped: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def duration_s(self) -> np.ndarray:
+        """Length of each analysed step (K)."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+def find_steps(trace: Trace) -> Steps:
+    """The steps of a trace.
+
+    Raises:
+        NoPipelineFound: there is no forward or backward in the record, or no step that all ranks completed.
+    """
+    spans = trace.spans
+    work = pipeline_work(spans)
+    if not work.any():
+        raise NoPipelineFound(
+            f"{trace.job.source}: no pipeline stage was recorded (no forward or backward of a microbatch between "
+            "sends and receives); ppdiag explains pipeline-parallel jobs only"
+        )
+    number = _number_spans(spans, work)
+    ranks, rank_index = np.unique(spans["rank"][work], return_inverse=True)
+    first = _first_starts(number[work], rank_index.ravel(), spans["start_ns"][work], len(ranks))
+    complete = np.flatnonzero((first < _NEVER).all(axis=1))
+    if not len(complete):
+        raise NoPipelineFound(_incomplete_message(trace, first, ranks))
+    start = first.min(axis=1)
+    kept, end, warnings = _measured_steps(spans, number, complete, start)
+    usable = _without_warm_up(kept, end - start[kept], _interrupted(spans, number, kept))
+    return Steps(
+        number=number,
+        ranks=ranks,
+        kept=kept[usable],
+        start_ns=start[kept[usable]],
+        end_ns=end[usable],
+        dropped=int((start < _NEVER).sum()) - int(usable.sum()),
+        warnings=warnings,
+    )
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def pipeline_work(spans: np.ndarray) -> np.ndarray:
+    """Mask of the spans that are pipeline work: F, B, W outside initialisation, and outside evaluation in training."""
+    ignored = np.uint16(Flag.INIT)
+    if (spans["kind"] == Kind.BACKWARD).any():
+        ignored |= np.uint16(Flag.EVALUATION)
+    return np.isin(spans["kind"], PIPELINE_KINDS) & ((spans["flags"] & ignored) == 0)
+
+
+def _number_spans(spans: np.ndarray, work: np.ndarray) -> np.ndarray:
+    """The step of every span: by optimizer steps, else by pipeline steps, else where the pipeline has drained."""
+    counted = np.isin(spans["kind"], (*COMPUTE_KINDS, *WAIT_KINDS)) & ((spans["flags"] & np.uint16(Flag.INIT)) == 0)
+    if (spans["kind"] == Kind.OPTIMIZER).any():
+        number = spans["step"].astype(np.int64)
+    elif (spans["kind"] == Kind.SCHEDULE).any():
+        number = _count_before(spans, spans["kind"] == Kind.SCHEDULE)
+    else:
+        number = _count_before(spans, _drained(spans, work))
+    return np.where(counted, number, NO_STEP)
+
+
+def _count_before(spans: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """For each span, how many marked spans of its rank began at or before it was posted, less one."""
+    number = np.empty(len(spans), np.int64)
+    for rank in np.unique(spans["rank"]):
+        own = np.flatnonzero(spans["rank"] == rank)
+        number[own] = np.searchsorted(np.sort(spans["start_ns"][own][marks[own]]), spans["post_ns"][own], "right") - 1
+    return number
+
+
+def _drained(spans: np.ndarray, work: np.ndarray) -> np.ndarray:
+    """Marks the forwards that begin when no microbatch of the rank is in flight: each begins a step."""
+    forwards = work & (spans["kind"] == Kind.FORWARD)
+    marks = np.zeros(len(spans), bool)
+    for rank in np.unique(spans["rank"][work]):
+        own = np.flatnonzero((spans["rank"] == rank) & (forwards | (work & (spans["kind"] == Kind.BACKWARD))))
+        change = np.where(spans["kind"][own] == Kind.FORWARD, 1, -1)
+        before = np.cumsum(change) - change
+        marks[own[(before == 0) & (change == 1)]] = True
+    return marks
+
+
+def _first_starts(number: np.ndarray, rank: np.ndarray, start_ns: np.ndarray, ranks: int) -> np.ndarray:
+    """First start of work of each step on each rank (steps x ranks); ``_NEVER`` where a rank has none."""
+    first = np.full((max(int(number.max()), 0) + 1, ranks), _NEVER, np.int64)
+    valid = number >= 0
+    np.minimum.at(first, (number[valid], rank[valid]), start_ns[valid])
+    return first
+
+
+def _measured_steps(
+    spans: np.ndarray, number: np.ndarray, complete: np.ndarray, start: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """The complete steps whose end is known, and their ends: a step ends where the next begins on any rank."""
+    following = np.append(start[1:], _NEVER)
+    ended = complete[following[complete] < _NEVER]
+    if len(ended):
+        return ended, following[ended], ()
+    last = complete[-1:]
+    end = spans["end_ns"][number == last[0]].max()
+    return last, np.array([end]), ("only one complete step was recorded: its end is taken from its last op",)
+
+
+def _interrupted(spans: np.ndarray, number: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Mask of the steps in which an evaluation ran: their length says nothing of training."""
+    evaluation = (spans["flags"] & np.uint16(Flag.EVALUATION)) != 0
+    if not (spans["kind"] == Kind.BACKWARD).any():
+        return np.zeros(len(kept), bool)
+    return np.isin(kept, number[evaluation])
+
+
+def _without_warm_up(kept: np.ndarray, duration_ns: np.ndarray, interrupted: np.ndarray) -> np.ndarray:
+    """Mask of the steps to analyse: not the first, not long ones that lead, not interrupted ones."""
+    usable = ~interrupted if not interrupted.all() else np.ones(len(kept), bool)
+    if len(kept) > 2:
+        usable[0] = False
+        for i in range(1, len(kept) - 2):
+            if duration_ns[i] <= WARM_UP_FACTOR * np.median(duration_ns[i + 1 :]):
+                break
+            usable[i] = False
+    return usable if usable.any() else np.arange(len(kept)) == len(kept) - 1
+
+
+def _incomplete_message(trace: Trace, first: np.ndarray, ranks: np.ndarray) -> str:
+    steps = ", ".join(f"rank {rank}: {int((first[:, i] < _NEVER).sum())}" for i, rank in enumerate(ranks[:8]))
+    stopped = [f"rank {r} was in {facts.inside}" for r, facts in sorted(trace.ranks.items()) if facts.inside][:8]
+    return "; ".join(
+        [f"{trace.job.source}: no step was begun by all ranks (steps seen by {steps})", *stopped],
+    )

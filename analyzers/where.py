@@ -1,0 +1,166 @@
+"""Where each rank stood, measured: every step of every rank split into busy and the places of idle time.
+
+Works on unions of intervals, so that the parts of a rank's step sum to the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers.messages import MISSING
+from ppdiag.analyzers.program import COMPUTE, POST, WAIT, Program
+from ppdiag.diagnosis import Place
+from ppdiag.model import Kind
+
+if TYPE_CHECKING:
+    from ppdiag.analyzers.steps import Steps
+
+WAITING_PLACES = (Place.LATE_SENDER, Place.TRANSFER, Place.SEND_WAIT, Place.COLLECTIVE, Place.UNEXPLAINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """Where one rank stood: intervals in ns that do not overlap, each list sorted.
+
+    Attributes:
+        busy: compute (n x 2).
+        waiting: for each of ``WAITING_PLACES`` its intervals (n x 2).
+    """
+
+    busy: np.ndarray
+    waiting: dict[Place, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The partition of every rank's steps, in seconds. R ranks, K steps.
+
+    Attributes:
+        busy_RK: compute time.
+        idle_RK: for each place the time idle there; with ``busy_RK`` they sum to the step.
+        stays: the intervals, by rank.
+    """
+
+    busy_RK: np.ndarray
+    idle_RK: dict[Place, np.ndarray]
+    stays: dict[int, Stays]
+
+
+def measure(program: Program, steps: Steps) -> Measured:
+    """Splits every analysed step of every rank."""
+    shape = (len(steps.ranks), len(steps.kept))
+    busy_RK = np.zeros(shape)
+    idle_RK = {place: np.zeros(shape) for place in Place}
+    stays = {}
+    bounds = np.stack([steps.start_ns, steps.end_ns])
+    for r, rank in enumerate(steps.ranks):
+        found = stays[int(rank)] = _stays(program, int(rank))
+        busy_RK[r] = _covered(found.busy, bounds)
+        for place in WAITING_PLACES:
+            idle_RK[place][r] = _covered(found.waiting[place], bounds)
+        waited = sum((idle_RK[place][r] for place in WAITING_PLACES), np.zeros(shape[1]))
+        idle_RK[Place.HOST][r] = steps.duration_s - busy_RK[r] - waited
+    return Measured(busy_RK, idle_RK, stays)
+
+
+def _stays(program: Program, rank: int) -> Stays:
+    events = program.events
+    own = np.flatnonzero(events["rank"] == rank)
+    own = own[np.argsort(events["begin_ns"][own], kind="stable")]
+    mine = events[own]
+    compute = mine[mine["what"] == COMPUTE]
+    busy = _union(np.stack([compute["begin_ns"], compute["end_ns"]], axis=1))
+    waits = own[mine["what"] == WAIT]
+    groups = _Groups(program, waits, _group_of_each_wait(mine))
+    waiting = {place: _without(stay, busy) for place, stay in groups.places().items()}
+    return Stays(busy, waiting)
+
+
+def _group_of_each_wait(mine: np.ndarray) -> np.ndarray:
+    """Numbers the waits so that those with no compute and no post in between share a number.
+
+    They are one wait for a peer: 1F1B waits its send first, so that the send's wait hides the peer's lateness.
+    """
+    interrupted = np.cumsum(np.isin(mine["what"], (COMPUTE, POST)))
+    return interrupted[mine["what"] == WAIT]
+
+
+class _Groups:
+    """The merged waits of one rank, each with what is known of its messages."""
+
+    def __init__(self, program: Program, waits: np.ndarray, number: np.ndarray) -> None:
+        events, spans = program.events[waits], program.trace.spans
+        first = np.flatnonzero(np.diff(number, prepend=-1))
+        self.empty = not len(waits)
+        if self.empty:
+            return
+        kind = spans["kind"][events["span"]]
+        partner = program.messages.partner[events["span"]]
+        received = (kind == Kind.RECV) & (partner != MISSING)
+        sent_ns = np.where(received, spans["post_ns"][partner], np.iinfo(np.int64).min)
+        self.begin = np.minimum.reduceat(events["begin_ns"], first)
+        self.end = np.maximum.reduceat(events["end_ns"], first)
+        self.sent = np.maximum.reduceat(sent_ns, first)
+        self.has_received = np.logical_or.reduceat(received, first)
+        self.has_unmatched = np.logical_or.reduceat((kind == Kind.RECV) & (partner == MISSING), first)
+        self.has_send = np.logical_or.reduceat(kind == Kind.SEND, first)
+
+    def places(self) -> dict[Place, np.ndarray]:
+        """Intervals of each place (n x 2): a receive waits for its sender first, then for the bytes."""
+        if self.empty:
+            return {place: np.empty((0, 2), np.int64) for place in WAITING_PLACES}
+        arrived = np.clip(self.sent, self.begin, self.end)
+        whole = np.stack([self.begin, self.end], axis=1)
+        unmatched = ~self.has_received & self.has_unmatched
+        send = ~self.has_received & ~unmatched & self.has_send
+        return {
+            Place.LATE_SENDER: np.stack([self.begin, arrived], axis=1)[self.has_received],
+            Place.TRANSFER: np.stack([arrived, self.end], axis=1)[self.has_received],
+            Place.SEND_WAIT: whole[send],
+            Place.COLLECTIVE: whole[~self.has_received & ~unmatched & ~send],
+            Place.UNEXPLAINED: whole[unmatched],
+        }
+
+
+def _union(intervals: np.ndarray) -> np.ndarray:
+    """The union of intervals (n x 2, sorted by begin) as intervals that do not touch."""
+    if not len(intervals):
+        return intervals
+    reach = np.maximum.accumulate(intervals[:, 1])
+    new = np.append(True, intervals[1:, 0] > reach[:-1])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(intervals)) - 1
+    return np.stack([intervals[first, 0], reach[last]], axis=1)
+
+
+def _without(intervals: np.ndarray, busy: np.ndarray) -> np.ndarray:
+    """The parts of the intervals (sorted by begin) that lie outside ``busy``: another thread may have computed."""
+    intervals = _union(intervals)
+    if not len(intervals) or not len(busy):
+        return intervals
+    edges = np.unique(np.concatenate([intervals.ravel(), busy.ravel()]))
+    pieces = np.stack([edges[:-1], edges[1:]], axis=1)
+    inside = _contains(intervals, pieces[:, 0]) & ~_contains(busy, pieces[:, 0])
+    return _union(pieces[inside])
+
+
+def _contains(intervals: np.ndarray, points: np.ndarray) -> np.ndarray:
+    at = np.searchsorted(intervals[:, 0], points, "right") - 1
+    return (at >= 0) & (points < intervals[np.maximum(at, 0), 1])
+
+
+def _covered(intervals: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Seconds of each window ``bounds[0]..bounds[1]`` that the intervals (disjoint, sorted) cover."""
+    if not len(intervals):
+        return np.zeros(bounds.shape[1])
+    before = np.append(0, np.cumsum(intervals[:, 1] - intervals[:, 0]))
+
+    def until(point: np.ndarray) -> np.ndarray:
+        at = np.searchsorted(intervals[:, 0], point, "right") - 1
+        inside = np.where(at >= 0, np.minimum(point, intervals[at, 1]) - intervals[at, 0], 0)
+        return before[np.maximum(at, 0)] + inside
+
+    return (until(bounds[1]) - until(bounds[0])) / 1e9

@@ -1,0 +1,204 @@
+"""Why the ranks stood idle: the step replayed in eight worlds, and the difference shared out.
+
+The three factors are host time, transfers and work; a world keeps each or takes it away (host time and transfers to
+zero, work to the mean of its kind). The share of a factor is its Shapley value over the eight worlds: its mean effect
+over all orders in which the three can be taken away, so that the shares do not depend on an order and sum exactly.
+
+Source: L. S. Shapley, "A value for n-person games" (1953).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers.graph import Graph
+from ppdiag.analyzers.program import COMPUTE
+from ppdiag.analyzers.replay import World, replay
+from ppdiag.diagnosis import Cause
+from ppdiag.model import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FACTORS = (Cause.HOST, Cause.COMMUNICATION, Cause.IMBALANCE)
+CHOICES = tuple(product((True, False), repeat=len(FACTORS)))
+"""Which factors each of the eight worlds keeps; the first keeps all, the last none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The job's step time in seconds, split. K steps.
+
+    Attributes:
+        duration_K: measured step times.
+        busy_K: mean busy time of the ranks.
+        cause_K: for each cause its time; with ``busy_K`` they sum to ``duration_K``.
+        kept_K: step times of the world that keeps all.
+        none_K: step times of the world that keeps nothing.
+        without_K: for each factor, step times of the world that takes only it away.
+        equalised_K: step times with only stages, only microbatches, or only twin ranks made equal.
+    """
+
+    duration_K: np.ndarray
+    busy_K: np.ndarray
+    cause_K: Mapping[Cause, np.ndarray]
+    kept_K: np.ndarray
+    none_K: np.ndarray
+    without_K: Mapping[Cause, np.ndarray]
+    equalised_K: Mapping[str, np.ndarray]
+
+
+def share_out(graph: Graph, busy_K: np.ndarray) -> Shares:
+    """Replays the eight worlds (and three that equalise one thing each) and shares out the step time.
+
+    Args:
+        graph: a structure and its steps.
+        busy_K: measured mean busy time of the ranks in each step, in seconds.
+    """
+    worlds = [eight_worlds(graph)[choice] for choice in CHOICES]
+    single = {name: World(work_NK=work) for name, work in equalised_work(graph).items()}
+    duration_WK = replay(graph, [*worlds, *single.values()]).duration_WK
+    time = dict(zip(CHOICES, duration_WK, strict=False))
+    kept, none = time[CHOICES[0]], time[CHOICES[-1]]
+    cause = shapley(time)
+    cause[Cause.BUBBLE] = none - busy_K
+    cause[Cause.UNEXPLAINED] = graph.duration_K - kept
+    without = {
+        factor: time[tuple(other is not factor for other in FACTORS)]  # type: ignore[index]
+        for factor in FACTORS
+    }
+    equalised = dict(zip(single, duration_WK[len(worlds) :], strict=True))
+    return Shares(graph.duration_K, busy_K, cause, kept, none, without, equalised)
+
+
+def eight_worlds(graph: Graph) -> dict[tuple[bool, ...], World]:
+    """The eight worlds, by which of ``FACTORS`` they keep."""
+    equal_NK = equal_work(graph)
+    no_host, no_transfer = np.zeros(len(graph.ranks_R)), np.zeros(len(graph.links))
+    return {
+        choice: World(
+            host_R=None if choice[0] else no_host,
+            transfer_L=None if choice[1] else no_transfer,
+            work_NK=None if choice[2] else equal_NK,
+        )
+        for choice in CHOICES
+    }
+
+
+def shapley(time: Mapping[tuple[bool, ...], np.ndarray]) -> dict[Cause, np.ndarray]:
+    """Each factor's share of ``time[all kept] - time[none kept]``.
+
+    For three factors the weight of a difference is 1/3 where none or both of the others are kept, else 1/6.
+
+    >>> times = {choice: np.array(float(sum(choice))) for choice in CHOICES}
+    >>> {cause.value: float(share) for cause, share in shapley(times).items()}
+    {'host': 1.0, 'communication': 1.0, 'imbalance': 1.0}
+    """
+    shares = {}
+    for i, factor in enumerate(FACTORS):
+        total = 0.0
+        for others in product((True, False), repeat=len(FACTORS) - 1):
+            weight = 1 / 6 if sum(others) == 1 else 1 / 3
+            with_factor = (*others[:i], True, *others[i:])
+            without = (*others[:i], False, *others[i:])
+            total = total + weight * (time[with_factor] - time[without])
+        shares[factor] = np.asarray(total)
+    return shares
+
+
+def equal_work(graph: Graph) -> np.ndarray:
+    """Work of each event (N x K) where every op takes the mean of its kind over all stages and microbatches.
+
+    An op that a message cut into several events keeps its total: the events take their op's share in proportion.
+    """
+    return _scaled(graph, lambda ops: _mean_by(ops, ops.kind))
+
+
+def equalised_work(graph: Graph) -> dict[str, np.ndarray]:
+    """Work of each event where one thing at a time is made equal.
+
+    ``stage``: the stages' means, keeping how microbatches differ; ``microbatch``: all microbatches of a stage take its
+    mean; ``rank``: ranks that hold the same stage (data-parallel twins) take their common mean.
+    """
+    return {
+        "stage": _scaled(graph, lambda ops: ops.time_OK * _ratio(_mean_by(ops, ops.kind), _mean_by(ops, ops.kind_stage))),
+        "microbatch": _scaled(graph, lambda ops: _mean_by(ops, ops.kind_stage_rank)),
+        "rank": _scaled(
+            graph, lambda ops: ops.time_OK * _ratio(_mean_by(ops, ops.kind_stage), _mean_by(ops, ops.kind_stage_rank))
+        ),
+    }
+
+
+def repaired_stage(graph: Graph, stage: int) -> np.ndarray:
+    """Work of each event where one stage's ops take the mean of the other stages' ops of their kind."""
+
+    def repaired(ops: Ops) -> np.ndarray:
+        here = ops.stage == stage
+        others = _mean_by(ops, ops.kind, among=~here)
+        own = _mean_by(ops, ops.kind_stage)
+        ratio = np.where(np.isnan(others), 1.0, _ratio(others, own))
+        return np.where(here[:, None], ops.time_OK * ratio, ops.time_OK)
+
+    return _scaled(graph, repaired)
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The compute ops of a graph. O ops, K steps.
+
+    Attributes:
+        time_OK: compute time.
+        stage: stage of each op.
+        kind, kind_stage, kind_stage_rank: class numbers of each op.
+    """
+
+    time_OK: np.ndarray
+    stage: np.ndarray
+    kind: np.ndarray
+    kind_stage: np.ndarray
+    kind_stage_rank: np.ndarray
+
+
+def _scaled(graph: Graph, choose: Callable[[Ops], np.ndarray]) -> np.ndarray:
+    """Work of each event when each op takes the time that ``choose`` gives it (O x K)."""
+    events = np.flatnonzero(graph.what_N == COMPUTE)
+    _, op_of_event = np.unique(graph.span_NK[events, 0], return_inverse=True)
+    op_of_event = op_of_event.ravel()
+    count = int(op_of_event.max(initial=-1)) + 1
+    first = np.zeros(count, np.int64)
+    first[op_of_event[::-1]] = events[::-1]
+    time_OK = np.zeros((count, len(graph.steps_K)))
+    np.add.at(time_OK, op_of_event, graph.work_NK[events])
+    kind, stage, rank = graph.kind_N[first], graph.stage_N[first], graph.rank_N[first]
+    stage = np.where(kind == Kind.OPTIMIZER, -1, stage)
+    ops = Ops(time_OK, stage, _numbered(kind), _numbered(kind, stage), _numbered(kind, stage, rank))
+    chosen_OK = choose(ops)
+    share = _ratio(graph.work_NK[events], time_OK[op_of_event])
+    work_NK = graph.work_NK.copy()
+    work_NK[events] = share * chosen_OK[op_of_event]
+    return work_NK
+
+
+def _numbered(*columns: np.ndarray) -> np.ndarray:
+    _, number = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return number.ravel()
+
+
+def _mean_by(ops: Ops, number: np.ndarray, among: np.ndarray | None = None) -> np.ndarray:
+    """For each op and step the mean time of the ops of its class (of those in ``among``; nan where there is none)."""
+    among = np.ones(len(number), bool) if among is None else among
+    count = int(number.max(initial=-1)) + 1
+    sums = np.zeros((count, ops.time_OK.shape[1]))
+    np.add.at(sums, number[among], ops.time_OK[among])
+    members = np.bincount(number[among], minlength=count)[:, None]
+    means = np.divide(sums, members, out=np.full_like(sums, np.nan), where=members > 0)
+    return means[number]
+
+
+def _ratio(value: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """``value / of``, and 1 where ``of`` is zero."""
+    return np.divide(value, of, out=np.ones_like(value), where=of > 0)
