@@ -32,7 +32,7 @@ demo: setup
 	@rm -rf demo-run
 	@$(BIN)/ppdiag run -o demo-run --html demo-run/report.html -- \
 	  $(BIN)/python -m torch.distributed.run --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint localhost:0 \
-	  tests/jobs/sleeping_pipeline.py --microbatches 8 --heavy-stage 2
+	  tests/jobs/sleeping_pipeline.py --microbatches 8 --steps 12 --stage-factor 2:2
 	$(SAY) "The report is demo-run/report.html: open it in a browser"
 
 test: setup

@@ -1,7 +1,7 @@
 """Adds to the wheel what setup.cfg cannot: a .pth file at the root of site-packages that arms the recorder.
 
-PYTHONPATH, the first way in, does not reach ``python -E``, ``python -I`` and jobs that overwrite it; a .pth does. It costs
-every start of that Python one look-up in os.environ, and does nothing outside a job of ``ppdiag run``.
+PYTHONPATH, the first way in, does not reach ``python -E``, ``python -I`` and jobs that overwrite it; a .pth does. It
+costs every start of that Python one look-up in os.environ, and does nothing outside a job of ``ppdiag run``.
 """
 
 import base64

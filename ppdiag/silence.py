@@ -43,8 +43,9 @@ def _seen(processes: Sequence[dict[str, Any]]) -> str:
     if launchers and not armed.keys() - launchers:
         return "The launcher was seen, but none of the processes that it started: they run without our PYTHONPATH."
     if not torch - launchers:
-        names = sorted({str(process.get("executable")) for process in armed.values()})
-        return f"Python was seen ({len(armed)} processes of {', '.join(names)}), but none imported torch.distributed."
+        names = ", ".join(sorted({str(process.get("executable")) for process in armed.values()}))
+        count = "1 process" if len(armed) == 1 else f"{len(armed)} processes"
+        return f"Python was seen ({count} of {names}), but none imported torch.distributed."
     return "torch.distributed was imported, but no process group was used: did init_process_group and a step run?"
 
 
