@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from ppdiag.errors import NothingRecorded
 from ppdiag.options import report_options, wanted
 from ppdiag.outputs import report
+from ppdiag.silence import why_silent
 
 CONDITION_HOLDS = 3
 """Exit code where a ``--fail-on`` condition holds."""
@@ -24,7 +26,10 @@ def analyze(
 
     PATH is a run directory of ppdiag run. It may be read while the job still writes it.
     """
-    holding = report(paths, wanted(json_target, html, fail_on, quiet=quiet))
+    try:
+        holding = report(paths, wanted(json_target, html, fail_on, quiet=quiet))
+    except NothingRecorded as error:
+        raise NothingRecorded(f"{error}. {why_silent(paths[0])}") from error
     for condition in holding:
         click.echo(f"ppdiag: --fail-on {condition}", err=True)
     if holding:

@@ -36,7 +36,7 @@ print("seen", *seen, flush=True)
 
 @pytest.fixture
 def ppdiag_run(checkout_environment: dict[str, str], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def call(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*PPDIAG, "run", *arguments],
             cwd=tmp_path,
@@ -45,7 +45,7 @@ def ppdiag_run(checkout_environment: dict[str, str], tmp_path: Path) -> Callable
             text=True,
             check=False,
             timeout=60,
-            **options,
+            input=typed,
         )
 
     return call
@@ -58,7 +58,7 @@ def test_standard_output_of_the_job_passes_through_alone(ppdiag_run):
 
 
 def test_standard_input_reaches_the_job(ppdiag_run):
-    assert ppdiag_run("-o", "run", "--", "cat", input="hello\n").stdout == "hello\n"
+    assert ppdiag_run("-o", "run", "--", "cat", typed="hello\n").stdout == "hello\n"
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill $$", 143)])
@@ -196,8 +196,8 @@ def _with_analysis(monkeypatch: pytest.MonkeyPatch, outcome: object) -> None:
         return outcome
 
     ranks: list[set[str]] = [set(), {"rank00000-0.spans"}]
-    monkeypatch.setattr(sys.modules["ppdiag.commands.run"], "report", report)
-    monkeypatch.setattr(sys.modules["ppdiag.commands.run"], "rank_files", lambda _: ranks.pop(0))
+    monkeypatch.setattr("ppdiag.commands.run.report", report)
+    monkeypatch.setattr("ppdiag.commands.run.rank_files", lambda _: ranks.pop(0))
 
 
 @pytest.mark.parametrize(
