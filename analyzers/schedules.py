@@ -49,7 +49,8 @@ def order(name: str, *, ranks: int, chunks: int, microbatches: int, group: int |
         microbatches: M, microbatches of one step.
         group: interleaved schedules only: how many microbatches go through a chunk before the next chunk's turn.
             Default: M // max(1, M // P), torch's rule. Megatron's default is P (its option
-            ``microbatch_group_size_per_vp_stage``), which is the same number wherever P divides M.
+            ``microbatch_group_size_per_vp_stage``), which is the same number wherever P divides M; elsewhere Megatron
+            asks for a larger group, and the two agree if it is torch's.
 
     Raises:
         ValueError: the name is unknown, or there is no such schedule of this shape.
