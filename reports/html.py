@@ -14,14 +14,15 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from ppdiag.diagnosis import Cause, Place
+from ppdiag.diagnosis import Place, Why
 from ppdiag.model import Kind
 from ppdiag.reports import figures, timeline, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ppdiag.diagnosis import Diagnosis, RankResult, Why
+    from ppdiag.diagnosis import Diagnosis, RankResult, StageResult, Where
+    from ppdiag.reports.figures import Theme
     from ppdiag.reports.words import Word
 
 MAX_RANKS = 1024
@@ -78,8 +79,12 @@ def page(diagnosis: Diagnosis) -> str:
         ranks_left_out=len(diagnosis.ranks) - len(ranks),
         charts=list(_charts(diagnosis)),
         has_weight=any(stage.weight_s > 0 for stage in diagnosis.stages),
-        has_memory=any(row.peak_memory_bytes is not None for row in (*diagnosis.stages, *ranks)),
+        has_memory=_has_memory(diagnosis.stages) or _has_memory(ranks),
     )  # fmt: skip
+
+
+def _has_memory(rows: Iterable[StageResult | RankResult]) -> bool:
+    return any(row.peak_memory_bytes is not None for row in rows)
 
 
 def _environment() -> Environment:
@@ -105,7 +110,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _finalize(value: Any) -> Any:  # any value of a template
+def _finalize(value: object) -> object:
     return words.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -117,14 +122,15 @@ CAUSE_KEYS = _keyed(words.CAUSES)
 PLACE_KEYS = _keyed(words.PLACES)
 
 
-def _bar(parts: Any, busy: float | None = None) -> list[Segment]:  # Where or Why
-    """A step as a stacked bar: busy first where given, then each part."""
-    labels, family = (CAUSE_KEYS, "cause") if hasattr(parts, "bubble") else (PLACE_KEYS, "place")
-    shares = [("busy", "busy", busy)] if busy is not None else []
+def _bar(parts: Where | Why, busy: float) -> list[Segment]:
+    """A step as a stacked bar: busy first, then each part."""
+    labels, family = (CAUSE_KEYS, "cause") if isinstance(parts, Why) else (PLACE_KEYS, "place")
+    shares = [("busy", "busy", busy)]
     shares += [(f"{family}-{key}", word.label, getattr(parts, key)) for key, word in labels.items()]
-    segments, start = [], 0.0
+    segments: list[Segment] = []
+    start = 0.0
     for css, label, share in shares:
-        if share is not None and share > 0:  # skips NaN too
+        if share > 0:  # skips NaN too
             length = min(share * BAR_UNITS, BAR_UNITS - start)
             segments.append(Segment(css, round(start, 2), round(length, 2), f"{label} {words.percent(share)}"))
             start += length
@@ -151,7 +157,7 @@ def _drawn(diagnosis: Diagnosis) -> dict[str, set[Any]]:
     return {"kinds": kinds, "places": {place.value for i, place in enumerate(Place) if i in places}}
 
 
-def _script_json(data: Any) -> Markup:  # any JSON value
+def _script_json(data: Mapping[str, Any]) -> Markup:
     """JSON that cannot end the script element that holds it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704
@@ -166,7 +172,7 @@ def _charts(diagnosis: Diagnosis) -> Iterator[dict[str, str]]:
         yield _chart("Step times", "The analysed steps in order.", figures.step_times, diagnosis)
 
 
-def _chart(title: str, caption: str, draw: Any, diagnosis: Diagnosis) -> dict[str, str]:  # one of figures'
+def _chart(title: str, caption: str, draw: Callable[[Diagnosis, Theme], str], diagnosis: Diagnosis) -> dict[str, str]:
     pictures = {"light": draw(diagnosis, figures.LIGHT), "dark": draw(diagnosis, figures.DARK)}
     urls = {
         name: f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}" for name, svg in pictures.items()

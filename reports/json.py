@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def write(diagnosis: Diagnosis, stream: TextIO) -> None:
     stream.write("\n")
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  (any part of a diagnosis)
+def _plain(value: object) -> object:  # noqa: ANN401  (any part of a diagnosis)
     if isinstance(value, dict):
         return {_plain(key) if isinstance(key, str) else str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

@@ -44,7 +44,8 @@ def pack(timeline: Timeline) -> tuple[dict[str, Any], str]:
 
 
 def _drawable(rows: np.ndarray) -> np.ndarray:
-    return rows[np.isfinite(rows["start_s"]) & np.isfinite(rows["end_s"])]
+    finite: np.ndarray = np.isfinite(rows["start_s"]) & np.isfinite(rows["end_s"])
+    return rows.compress(finite)
 
 
 def _rows(tracks: dict[str, np.ndarray]) -> tuple[list[int], list[list[int]]]:

@@ -2,7 +2,7 @@
 // The data is packed by reports/timeline.py. Text of the record is only ever set as textContent or drawn as pixels.
 "use strict";
 (() => {
-  const LEFT = 96, TITLE = 26, AXIS = 26, GAP = 14, MAX_PANEL = 340, ROW = 28, MIN_LABEL_ROW = 11;
+  const LEFT = 96, TITLE = 26, AXIS = 26, GAP = 14, MAX_PANEL = 340, ROW = 28, MIN_NUMBER_ROW = 11, LABEL_ROW = 15;
   const canvas = document.getElementById("timeline"), tip = document.getElementById("tip");
   const context = canvas.getContext("2d");
   const facts = JSON.parse(document.getElementById("timeline-facts").textContent);
@@ -119,7 +119,7 @@
     context.rect(0, panel.y, width, panel.height);
     context.clip();
     context.textBaseline = "middle";
-    const every = Math.max(1, Math.ceil(MIN_LABEL_ROW / high));
+    const every = Math.max(1, Math.ceil(LABEL_ROW / high));
     for (let row = Math.floor(view.top); row < Math.min(rows, view.bottom); row++) {
       if (row % every) continue;
       const middle = panel.y + (row + 0.5 - view.top) * high;
@@ -128,8 +128,8 @@
       context.textAlign = "right";
       const stages = facts.stages[row];
       const text = stages.length > 2 ? `rank ${facts.ranks[row]}` : `rank ${facts.ranks[row]}, st. ${stages.join(" ")}`;
-      context.fillText(text, LEFT - 8, middle, LEFT - 12);
-      if (high >= MIN_LABEL_ROW) drawNumbers(panel.tracks[0], row, middle, high);
+      context.fillText(text, LEFT - 8, every > 1 ? Math.max(middle, panel.y + 7) : middle, LEFT - 12);
+      if (high >= MIN_NUMBER_ROW) drawNumbers(panel.tracks[0], row, middle, high);
     }
     context.restore();
   }

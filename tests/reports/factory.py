@@ -136,7 +136,7 @@ def make_diagnosis(
     bubble = (stages - 1) / (microbatches + stages - 1) * 0.6
     where = [where_of(measured, s) for s in range(stages)]
     why = [why_of(w, bubble=bubble) for w in where]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "forward_s": forwards[s],
             "backward_s": 2 * forwards[s],

@@ -105,10 +105,11 @@ def test_a_dumb_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_stream_that_knows_only_ascii_gets_ascii() -> None:
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    buffer = io.BytesIO()
+    file = io.TextIOWrapper(buffer, encoding="ascii")
     render(make_slow_link(), Console(file=file, width=80))
     file.flush()
-    text = file.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    text = buffer.getvalue().decode("ascii")
     assert r"\u8282\u70b9" in text
     assert "up to 14.0 us" in text
 
