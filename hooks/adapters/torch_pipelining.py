@@ -1,0 +1,259 @@
+"""``torch.distributed.pipelining`` (2.8 to 2.14): names the work of its stages and the messages between them.
+
+Patched are only methods whose names and meaning were the same in all these versions; the tracer's stages share them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ppdiag.hooks import guard, process_group
+from ppdiag.hooks.patching import Patches
+from ppdiag.hooks.recorder import RECORDER, Tail, compute_tail, with_flag
+from ppdiag.model import NONE, Flag, Kind, Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROBE = "torch.distributed.pipelining"
+STAGE_MODULE = "torch.distributed.pipelining.stage"
+SCHEDULES_MODULE = "torch.distributed.pipelining.schedules"
+SHORTEST_INITIALISATION_NS = 50_000
+"""The initialiser is called in every step and returns in some 5 us where nothing is left to do: no bracket then."""
+_MOST_LABELS = 4096
+"""More than any schedule prepares at a time; beyond it, they are of messages that were never posted."""
+_KINDS = {
+    "forward_one_chunk": Kind.FORWARD,
+    "backward_one_chunk": Kind.BACKWARD,
+    "backward_weight_one_chunk": Kind.WEIGHT,
+}
+_PAYLOADS = {
+    "get_fwd_recv_ops": Payload.ACTIVATION,
+    "get_fwd_send_ops": Payload.ACTIVATION,
+    "get_bwd_recv_ops": Payload.GRADIENT,
+    "get_bwd_send_ops": Payload.GRADIENT,
+}
+
+_patches = Patches()
+_chunks: dict[int, int] = {}
+"""Stage index -> index among the stages of this rank, in the order in which its schedule lists them."""
+_schedule: list[int] = []
+"""``id`` of the schedule that ran last: its facts are said."""
+_held: dict[int, tuple[int, int, Tail]] = {}
+"""Thread -> (start, end, tail) of a forward of the last stage, whose loss is still to come and belongs to it."""
+
+
+class TorchPipelining:
+    """The adapter."""
+
+    def install(self, name: str) -> None:
+        """Patch the classes of the two modules that have some."""
+        guard.register(PROBE, self.uninstall)
+        if name == STAGE_MODULE:
+            owner = sys.modules[name]._PipelineStageBase  # noqa: SLF001
+            for method, kind in _KINDS.items():
+                _replace(owner, method, functools.partial(_compute, kind=kind))
+            for method, payload in _PAYLOADS.items():
+                _replace(owner, method, functools.partial(_label, payload=payload))
+        elif name == SCHEDULES_MODULE:
+            module = sys.modules[name]
+            _replace(module.PipelineScheduleSingle, "step", _step)
+            _replace(module.PipelineScheduleMulti, "step", _step)
+            _replace(module.PipelineScheduleSingle, "_initialize_stage", _initialize)
+            _replace(module.PipelineScheduleMulti, "_initialize_stages", _initialize)
+            _replace(module._PipelineSchedule, "_maybe_compute_loss", _loss)  # noqa: SLF001
+
+    def uninstall(self) -> None:
+        """Undo all patches."""
+        _patches.restore()
+        _chunks.clear()
+        _schedule.clear()
+        _held.clear()
+
+
+ADAPTER = TorchPipelining()
+
+
+def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:  # noqa: ANN401
+    original = vars(owner).get(name)
+    if original is None or hasattr(original, "_ppdiag"):  # not in this version, or installed already
+        return
+    wrapper = functools.update_wrapper(wrap(original), original)
+    wrapper._ppdiag = True  # noqa: SLF001
+    wrapper._torchdynamo_disable = True  # noqa: SLF001  (what torch.compiler.disable sets, without importing Dynamo)
+    _patches.replace(owner, name, wrapper)
+
+
+def _compute(original: Any, kind: Kind) -> Any:  # noqa: ANN401
+    """Wrapper of ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk``."""
+    recorder, threads, append, code = RECORDER, RECORDER.threads, RECORDER.append, int(kind)
+
+    def compute(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        # schedule.eval calls the backward too, which returns at once
+        if not (recorder.active or recorder.start()) or (code != Kind.FORWARD and not self.has_backward):
+            return original(self, *args, **kwargs)
+        try:
+            tail = _describe(self, args[0] if args else _chunk_id(kwargs), code)
+        except Exception as error:  # noqa: BLE001
+            guard.failed(PROBE, error)
+            return original(self, *args, **kwargs)
+        threads.named += 1
+        recorder.inside_start_ns, recorder.inside = tail[0], tail
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            append((tail[0], perf_counter_ns(), *with_flag(tail, Flag.FAILED)))
+            raise
+        finally:
+            threads.named -= 1
+            recorder.inside = None
+        if code == Kind.FORWARD and self.is_last:
+            _held[threads.number] = (tail[0], perf_counter_ns(), tail)
+        else:
+            append((tail[0], perf_counter_ns()) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+        return result
+
+    return compute
+
+
+def _describe(stage: Any, microbatch: int, kind: int) -> Tail:  # noqa: ANN401
+    recorder, threads = RECORDER, RECORDER.threads
+    if recorder.step_ended:
+        recorder.begin_step()
+    if _held:
+        _release(threads.number)
+    index = stage.stage_index
+    label = (microbatch, index, _chunks.get(index, 0))
+    flags = threads.flags if stage.has_backward else threads.flags | Flag.EVALUATION
+    return compute_tail(kind, perf_counter_ns(), recorder.step, label, threads.number, flags)
+
+
+def _chunk_id(kwargs: dict[str, Any]) -> int:
+    return int(next(value for name, value in kwargs.items() if name.endswith("_chunk_id")))
+
+
+def _release(thread: int, end_ns: int = 0, flag: int = 0) -> None:
+    """Append the forward that this thread holds back, if any; with ``end_ns`` where its loss ended later."""
+    held = _held.pop(thread, None)
+    if held is not None:
+        start_ns, forward_end_ns, tail = held
+        RECORDER.append((start_ns, end_ns or forward_end_ns, *(with_flag(tail, Flag(flag)) if flag else tail)))
+
+
+def _loss(original: Any) -> Any:  # noqa: ANN401
+    """Wrapper of ``_maybe_compute_loss``: a loss over a large vocabulary is work of the last stage's forward."""
+    threads = RECORDER.threads
+
+    def maybe_compute_loss(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if not _held:
+            return original(*args, **kwargs)
+        flag = Flag.FAILED
+        try:
+            result = original(*args, **kwargs)
+            flag = Flag(0)
+        finally:
+            _release(threads.number, perf_counter_ns(), flag)
+        return result
+
+    return maybe_compute_loss
+
+
+def _label(original: Any, payload: Payload) -> Any:  # noqa: ANN401
+    """Wrapper of ``get_*_ops``: the tensors of these ops are about to be posted, for this stage and microbatch."""
+    recorder, labels = RECORDER, process_group.labels
+
+    def get_ops(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        ops = original(self, *args, **kwargs)
+        if ops and recorder.active:
+            try:
+                if len(labels) > _MOST_LABELS:
+                    labels.clear()
+                index = self.stage_index
+                flags = 0 if self.has_backward else Flag.EVALUATION
+                microbatch = args[0] if args else _chunk_id(kwargs)
+                label = (microbatch, index, _chunks.get(index, 0), payload, flags)
+                for op in ops:
+                    labels[id(op.tensor)] = label
+            except Exception as error:  # noqa: BLE001
+                guard.failed(PROBE, error)
+        return ops
+
+    return get_ops
+
+
+def _step(original: Any) -> Any:  # noqa: ANN401
+    """Wrapper of ``schedule.step``."""
+    recorder, threads = RECORDER, RECORDER.threads
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if not (recorder.active or recorder.start()):
+            return original(self, *args, **kwargs)
+        try:
+            tail = _begin_step(self)
+        except Exception as error:  # noqa: BLE001
+            guard.failed(PROBE, error)
+            return original(self, *args, **kwargs)
+        threads.named += 1
+        flag = Flag.FAILED
+        try:
+            result = original(self, *args, **kwargs)
+            flag = Flag(0)
+        finally:
+            threads.named -= 1
+            _release(threads.number)
+            recorder.append((tail[0], perf_counter_ns(), *(with_flag(tail, flag) if flag else tail)))
+            recorder.flush_soon()
+        return result
+
+    return step
+
+
+def _begin_step(schedule: Any) -> Tail:  # noqa: ANN401
+    if RECORDER.step_ended:
+        RECORDER.begin_step()
+    if _schedule != [id(schedule)]:
+        _schedule[:] = [id(schedule)]
+        _say_facts(schedule)
+    flags = RECORDER.threads.flags | (0 if getattr(schedule, "_has_backward", True) else Flag.EVALUATION)
+    label = (NONE, NONE, NONE)
+    return compute_tail(Kind.SCHEDULE, perf_counter_ns(), RECORDER.step, label, RECORDER.threads.number, flags)
+
+
+def _say_facts(schedule: Any) -> None:  # noqa: ANN401
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]  # noqa: SLF001
+    _chunks.clear()
+    _chunks.update({stage.stage_index: chunk for chunk, stage in enumerate(stages)})
+    distributed = sys.modules["torch.distributed.distributed_c10d"]
+    members = distributed.get_process_group_ranks(stages[0].group or distributed.GroupMember.WORLD)
+    placement = stages[0].stage_index_to_group_rank
+    RECORDER.fact("framework", "torch.distributed.pipelining")
+    RECORDER.fact("schedule", type(schedule).__name__.removeprefix("Schedule"))
+    RECORDER.fact("microbatches", schedule._n_microbatches)  # noqa: SLF001
+    RECORDER.fact("pp", stages[0].group_size)
+    RECORDER.fact("vpp", len(stages))
+    RECORDER.fact("stages", [stage.stage_index for stage in stages])
+    RECORDER.fact("stage_ranks", [members[placement[index]] for index in sorted(placement)])
+
+
+def _initialize(original: Any) -> Any:  # noqa: ANN401
+    """Wrapper of ``_initialize_stage(s)``: shape exchange and extra forwards and backwards, in step 1 and after eval."""
+    threads = RECORDER.threads
+
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        before = threads.flags
+        start_ns = perf_counter_ns()
+        threads.flags |= Flag.INIT
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            end_ns = perf_counter_ns()
+            if RECORDER.active and end_ns - start_ns > SHORTEST_INITIALISATION_NS:
+                label = (NONE, NONE, NONE)
+                tail = compute_tail(Kind.INIT, start_ns, RECORDER.step, label, threads.number, threads.flags)
+                RECORDER.append((start_ns, end_ns, *tail))
+            threads.flags = before
+
+    return initialize

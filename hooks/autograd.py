@@ -1,0 +1,60 @@
+"""Backward of any code: an instance of a subclass in the place of the autograd engine, through which every one goes.
+
+``Tensor.backward``, ``autograd.grad`` and direct calls of the engine all look up ``Variable._execution_engine``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ppdiag.hooks import guard
+from ppdiag.hooks.modules import INFERENCE
+from ppdiag.hooks.patching import Patches
+from ppdiag.hooks.recorder import RECORDER
+
+PROBE = "autograd"
+
+_patches = Patches()
+
+
+def install() -> None:
+    """Replace the engine. ``torch.autograd`` must have been imported."""
+    torch = sys.modules.get("torch")
+    variable = getattr(getattr(torch, "autograd", None), "Variable", None)
+    if variable is None or _patches:
+        return
+    guard.register(PROBE, uninstall)
+    base = type(variable._execution_engine)  # noqa: SLF001
+    engine = type(base.__name__, (base,), {"run_backward": _run_backward(base.run_backward, torch)})
+    _patches.replace(variable, "_execution_engine", engine())
+
+
+def uninstall() -> None:
+    """Put the original engine back."""
+    _patches.restore()
+
+
+def _run_backward(original: Any, torch: Any) -> Any:  # noqa: ANN401
+    recorder, threads, graph_task = RECORDER, RECORDER.threads, torch._C._current_graph_task_id  # noqa: SLF001
+
+    def run_backward(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        # A backward within a backward (checkpointing; on CUDA in another thread) is part of the outer one.
+        if not (recorder.active or recorder.start()) or threads.named or threads.flags or graph_task() != -1:
+            return original(self, *args, **kwargs)
+        run = None
+        try:
+            run = INFERENCE.backward_begins()
+        except Exception as error:  # noqa: BLE001
+            guard.failed(PROBE, error)
+        failed = True
+        try:
+            result = original(self, *args, **kwargs)
+            failed = False
+        finally:
+            if run is not None:
+                INFERENCE.backward_ends(run, failed=failed)
+        return result
+
+    run_backward._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
+    return run_backward

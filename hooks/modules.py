@@ -1,0 +1,277 @@
+"""Forward and microbatch of code that no adapter names, found from calls of root modules and from the gaps between messages.
+
+Active once a message was posted outside every adapter. Then a call of a module that no other module called is (part of)
+a forward; consecutive ones with no message and no backward between them are one forward (a loss after the model). Where
+a loop calls no modules at all, the time from the last wait, backward or optimizer step to the send of an activation, or
+to the start of a backward, is the forward. A backward is the autograd engine's (``autograd``).
+
+All spans found here carry ``Flag.INFERRED`` and no stage: the analysis finds that from the peers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+from ppdiag.hooks import guard, optimizer, process_group
+from ppdiag.hooks.patching import Patches
+from ppdiag.hooks.recorder import RECORDER, compute_tail
+from ppdiag.model import NONE, Flag, Kind
+
+PROBE = "modules"
+
+_patches = Patches()
+
+
+@dataclass
+class _Forward:
+    """A forward that later module calls may still extend."""
+
+    root: int
+    label: tuple[int, int]
+    """(microbatch, chunk)."""
+    start_ns: int
+    end_ns: int
+    flags: int
+
+
+@dataclass
+class _Backward:
+    """A running backward; a hook in the graph of the forward's output fills in the label."""
+
+    start_ns: int
+    label: tuple[int, int] | None = None
+
+
+class Inference:
+    """Finds forwards and backwards in the order of events of one rank."""
+
+    def __init__(self) -> None:
+        self.in_use = False
+        """A message was posted outside every adapter."""
+        self._open: _Forward | None = None
+        self._forward_seen = False
+        """Since the last wait, backward or optimizer step."""
+        self._backward_seen = False
+        """Since the last wait or optimizer step."""
+        self._boundary_ns = 0
+        self._chunks: dict[int, int] = {}
+        self._microbatches: dict[int, int] = {}
+        self._outstanding: deque[tuple[int, int]] = deque(maxlen=4096)
+        self._running: _Backward | None = None
+
+    def new_step(self) -> None:
+        """Microbatches are counted from 0 in each step."""
+        self._microbatches.clear()
+        self._outstanding.clear()
+
+    def message(self, kind: int, tensor: Any) -> None:  # noqa: ANN401
+        """A message is about to be posted."""
+        if not self.in_use:
+            self.in_use = True
+            install_module_calls()
+        if RECORDER.threads.depth or _in_backward():
+            return
+        self._close()
+        if kind == Kind.SEND and not self._forward_seen and self._is_activation(tensor):
+            self._gap(tensor)
+
+    def waited(self, end_ns: int) -> None:
+        """A wait has ended."""
+        if RECORDER.threads.depth == 0:
+            self._close()
+            self._boundary(end_ns)
+            self._backward_seen = False
+
+    def optimized(self, end_ns: int) -> None:
+        """The outermost optimizer step has ended."""
+        self._close()
+        self._boundary(end_ns)
+        self._backward_seen = False
+
+    def backward_begins(self) -> _Backward:
+        """The engine starts on this thread."""
+        self._close()
+        if RECORDER.step_ended:
+            RECORDER.begin_step()
+        if self.in_use and not self._forward_seen and not self._backward_seen:
+            self._gap(None)
+        self._running = run = _Backward(perf_counter_ns())
+        tail = self._tail(Kind.BACKWARD, run.start_ns, (NONE, NONE), 0)
+        RECORDER.inside_start_ns, RECORDER.inside = run.start_ns, tail
+        return run
+
+    def backward_ends(self, run: _Backward, *, failed: bool) -> None:
+        """The engine is done."""
+        end_ns = perf_counter_ns()
+        RECORDER.inside = self._running = None
+        label = run.label
+        if label is None and self._outstanding:
+            label = self._outstanding[0]
+        if label in self._outstanding:
+            self._outstanding.remove(label)
+        tail = self._tail(Kind.BACKWARD, run.start_ns, label or (NONE, NONE), Flag.FAILED if failed else 0)
+        RECORDER.append((run.start_ns, end_ns, *tail))
+        self._boundary(end_ns)
+        self._backward_seen = True
+
+    def module_begins(self, module: Any) -> None:  # noqa: ANN401
+        """A root module is called."""
+        if self._open is not None and self._open.root == id(module):
+            self._close()  # the same stage again: the next microbatch
+        if self._open is None:
+            if RECORDER.step_ended:
+                RECORDER.begin_step()
+            chunk = self._chunks.setdefault(id(module), len(self._chunks))
+            now = perf_counter_ns()
+            self._open = _Forward(id(module), self._next_label(chunk), now, now, _evaluation_flag())
+        opened = self._open
+        tail = self._tail(Kind.FORWARD, opened.start_ns, opened.label, opened.flags)
+        RECORDER.inside_start_ns, RECORDER.inside = opened.start_ns, tail
+
+    def module_ends(self, output: Any) -> None:  # noqa: ANN401
+        """The root module has returned ``output``, or raised (None)."""
+        RECORDER.inside = None
+        if self._open is not None:
+            self._open.end_ns = perf_counter_ns()
+            self._follow(_first_tensor(output), self._open.label)
+            if output is None:
+                self._open.flags |= Flag.FAILED
+
+    def _is_activation(self, tensor: Any) -> bool:  # noqa: ANN401
+        if not tensor.is_floating_point():
+            return False
+        return tensor.requires_grad or (bool(_evaluation_flag()) and not self._backward_seen)
+
+    def _gap(self, output: Any) -> None:  # noqa: ANN401
+        """The forward is the time since the last event."""
+        if RECORDER.step_ended:
+            RECORDER.begin_step()
+        end_ns = perf_counter_ns()
+        label = self._next_label(0)
+        flags = _evaluation_flag()
+        self._open = _Forward(0, label, self._boundary_ns or end_ns, end_ns, flags)
+        self._follow(output, label)
+        self._close()
+
+    def _next_label(self, chunk: int) -> tuple[int, int]:
+        microbatch = self._microbatches.get(chunk, 0)
+        self._microbatches[chunk] = microbatch + 1
+        return microbatch, chunk
+
+    def _close(self) -> None:
+        """The forward that is open, if any, has ended where its last module call did."""
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        tail = self._tail(Kind.FORWARD, opened.start_ns, opened.label, opened.flags)
+        RECORDER.append((opened.start_ns, opened.end_ns, *tail))
+        self._forward_seen = True
+        if not opened.flags & Flag.EVALUATION:
+            self._outstanding.append(opened.label)
+
+    def _boundary(self, end_ns: int) -> None:
+        self._boundary_ns = end_ns
+        self._forward_seen = False
+
+    def _follow(self, tensor: Any, label: tuple[int, int]) -> None:  # noqa: ANN401
+        """Have the graph say which forward a backward belongs to, when it comes to this tensor's node."""
+        node = getattr(tensor, "grad_fn", None)
+        if node is None:
+            return
+
+        def name_backward(_gradients: Any) -> None:  # noqa: ANN401
+            if self._running is not None and self._running.label is None:
+                self._running.label = label
+
+        node.register_prehook(name_backward)
+
+    def _tail(self, kind: Kind, start_ns: int, label: tuple[int, int], flags: int) -> Any:  # noqa: ANN401
+        threads = RECORDER.threads
+        flags |= threads.flags | Flag.INFERRED
+        microbatch, chunk = label
+        return compute_tail(kind, start_ns, RECORDER.step, (microbatch, NONE, chunk), threads.number, flags)
+
+
+INFERENCE = Inference()
+
+
+def install() -> None:
+    """Listen to the other probes; module calls are patched when the first message is posted outside every adapter."""
+    if INFERENCE.message in process_group.before_post:
+        return
+    guard.register(PROBE, uninstall)
+    process_group.before_post.append(INFERENCE.message)
+    process_group.after_wait.append(INFERENCE.waited)
+    optimizer.after_step.append(INFERENCE.optimized)
+    RECORDER.on_step.append(INFERENCE.new_step)
+
+
+def uninstall() -> None:
+    """Stop listening, and put ``Module.__call__`` back."""
+    _patches.restore()
+    for listeners, function in (
+        (process_group.before_post, INFERENCE.message),
+        (process_group.after_wait, INFERENCE.waited),
+        (optimizer.after_step, INFERENCE.optimized),
+        (RECORDER.on_step, INFERENCE.new_step),
+    ):
+        if function in listeners:
+            listeners.remove(function)
+    INFERENCE.__init__()  # type: ignore[misc]
+
+
+def install_module_calls() -> None:
+    """Patch ``torch.nn.Module.__call__``."""
+    torch = sys.modules["torch"]
+    if not _patches:
+        owner = torch.nn.Module
+        _patches.replace(owner, "__call__", _call(vars(owner)["__call__"], torch.compiler.is_compiling))
+
+
+def _call(original: Any, is_compiling: Any) -> Any:  # noqa: ANN401
+    recorder, threads, inference = RECORDER, RECORDER.threads, INFERENCE
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if is_compiling() or threads.depth or threads.named or not recorder.active or _in_backward():
+            return original(self, *args, **kwargs)
+        threads.depth = 1
+        output = None
+        try:
+            _guarded(inference.module_begins, self)
+            output = original(self, *args, **kwargs)
+        finally:
+            threads.depth = 0
+            _guarded(inference.module_ends, output)
+        return output
+
+    call.__name__ = call.__qualname__ = "__call__"
+    return call
+
+
+def _guarded(function: Any, argument: Any) -> None:  # noqa: ANN401
+    try:
+        function(argument)
+    except Exception as error:  # noqa: BLE001
+        guard.failed(PROBE, error)
+
+
+def _in_backward() -> bool:
+    """Within a backward: a recomputed forward (checkpointing) is part of it."""
+    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)  # noqa: SLF001
+
+
+def _evaluation_flag() -> int:
+    return 0 if sys.modules["torch"].is_grad_enabled() else Flag.EVALUATION
+
+
+def _first_tensor(output: Any) -> Any:  # noqa: ANN401
+    """The first tensor with a graph in what a module returned."""
+    if isinstance(output, (tuple, list)):
+        return next((tensor for tensor in map(_first_tensor, output) if tensor is not None), None)
+    if isinstance(output, dict):
+        return _first_tensor(list(output.values()))
+    return output if getattr(output, "grad_fn", None) is not None else None

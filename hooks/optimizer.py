@@ -1,0 +1,84 @@
+"""Calls of ``Optimizer.step``, through torch's own global hooks; the end of the outermost one ends a step."""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter_ns
+from typing import Any
+
+from ppdiag.hooks import guard
+from ppdiag.hooks.recorder import RECORDER, compute_tail
+from ppdiag.model import NONE, Kind
+
+PROBE = "optimizer"
+MODULE = "torch.optim.optimizer"
+
+after_step: list[Any] = []
+"""Told the time (ns) at which the outermost optimizer ended."""
+
+_handles: list[Any] = []
+_open: list[tuple[int, int]] = []
+"""(id of the optimizer, start) of the steps that are running: optimizers nest (a container steps its members)."""
+
+
+def install() -> None:
+    """Register the hooks. ``torch.optim.optimizer`` must have been imported."""
+    module = sys.modules.get(MODULE)
+    if module is None or _handles:
+        return
+    guard.register(PROBE, uninstall)
+    _handles.append(module.register_optimizer_step_pre_hook(_begin))
+    _handles.append(module.register_optimizer_step_post_hook(_end))
+
+
+def uninstall() -> None:
+    """Remove the hooks."""
+    while _handles:
+        _handles.pop().remove()
+    _open.clear()
+
+
+def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
+    if not (RECORDER.active or RECORDER.start()):
+        return
+    try:
+        if RECORDER.step_ended:
+            _open.clear()  # a step that raised never called its post hook
+        if not _open:
+            RECORDER.flush_soon()  # the step's pipeline is done: on disk before the job can say so
+        start_ns = perf_counter_ns()
+        _open.append((id(optimizer), start_ns))
+        RECORDER.inside_start_ns, RECORDER.inside = start_ns, _tail(start_ns)
+    except Exception as error:  # noqa: BLE001
+        guard.failed(PROBE, error)
+
+
+def _end(optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
+    if not RECORDER.active or not _open:
+        return
+    try:
+        end_ns = perf_counter_ns()
+        while _open:
+            owner, start_ns = _open.pop()
+            if owner == id(optimizer):
+                break
+        else:
+            return
+        RECORDER.inside = None
+        RECORDER.append((start_ns, end_ns, *_tail(start_ns)))
+        if not _open:
+            _ended(end_ns)
+    except Exception as error:  # noqa: BLE001
+        guard.failed(PROBE, error)
+
+
+def _ended(end_ns: int) -> None:
+    RECORDER.step_ended = True
+    for function in after_step:
+        function(end_ns)
+    RECORDER.flush_soon()
+
+
+def _tail(start_ns: int) -> Any:  # noqa: ANN401
+    threads = RECORDER.threads
+    return compute_tail(Kind.OPTIMIZER, start_ns, RECORDER.step, (NONE, NONE, NONE), threads.number, threads.flags)

@@ -1,0 +1,390 @@
+"""Messages and collectives of any code: the methods of ``ProcessGroup`` and ``Work.wait``, patched as class attributes.
+
+The functions of ``torch.distributed`` are left alone: ``P2POp`` compares them by identity, and ``from torch.distributed
+import isend`` may have bound them before us. All of them end in the methods patched here.
+
+One span a message: posted in ``send``/``recv``, waited for in its ``Work.wait``. Not seen: what C++ issues by itself
+(DDP's reducer, functional collectives), and a wait through ``get_future()``, whose message counts as never waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import threading
+import weakref
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ppdiag.hooks import guard
+from ppdiag.hooks.patching import Patches
+from ppdiag.hooks.recorder import RECORDER, Tail, with_flag
+from ppdiag.model import NONE, Collective, Flag, Kind, Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROBE = "process_group"
+COLLECTIVES = {
+    "allreduce": Collective.ALL_REDUCE,
+    "allreduce_coalesced": Collective.ALL_REDUCE,
+    "allgather": Collective.ALL_GATHER,
+    "allgather_coalesced": Collective.ALL_GATHER,
+    "allgather_into_tensor_coalesced": Collective.ALL_GATHER,
+    "_allgather_base": Collective.ALL_GATHER,
+    "all_gather_single": Collective.ALL_GATHER,
+    "all_gather_single_coalesced": Collective.ALL_GATHER,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced": Collective.REDUCE_SCATTER,
+    "_reduce_scatter_base": Collective.REDUCE_SCATTER,
+    "reduce_scatter_single": Collective.REDUCE_SCATTER,
+    "reduce_scatter_single_coalesced": Collective.REDUCE_SCATTER,
+    "alltoall": Collective.ALL_TO_ALL,
+    "alltoall_base": Collective.ALL_TO_ALL,
+    "all_to_all_single": Collective.ALL_TO_ALL,
+    "broadcast": Collective.BROADCAST,
+    "reduce": Collective.REDUCE,
+    "gather": Collective.GATHER,
+    "scatter": Collective.SCATTER,
+    "barrier": Collective.BARRIER,
+    "monitored_barrier": Collective.BARRIER,
+}
+"""Names over all versions from 2.6 to 2.14; those that exist are patched."""
+labels: dict[int, tuple[int, int, int, int, int]] = {}
+"""``id`` of a tensor about to be sent or received -> (microbatch, stage, chunk, payload, flags), put in by adapters."""
+before_post: list[Callable[[int, Any], None]] = []
+"""Told (kind, tensor) before a message that no adapter has named is posted."""
+after_wait: list[Callable[[int], None]] = []
+"""Told the time (ns) at which the wait for a message that no adapter has named ended."""
+
+_patches = Patches()
+_pending: dict[int, tuple[Any, tuple[Tail, ...]]] = {}
+"""``id`` of a Work -> (the Work, what it carries). The reference keeps the id from being used again."""
+_any_source: dict[int, Group] = {}
+"""``id`` of the Work of a receive from anyone -> its group: the sender is known after the wait."""
+_SEND, _RECV, _COLLECTIVE = int(Kind.SEND), int(Kind.RECV), int(Kind.COLLECTIVE)
+_NO_LABEL = (NONE, NONE, NONE, Payload.UNKNOWN, 0)
+
+
+class _Batch(threading.local):
+    """Messages and collectives posted between ``_start_coalescing`` and ``_end_coalescing`` on this thread."""
+
+    open: list[Tail] | None = None
+
+
+class Group:
+    """What is known of a process group: its index in the rank's table, its members, its counters."""
+
+    def __init__(self, group: Any, index: int) -> None:  # noqa: ANN401
+        self.index = index
+        self.size = group.size()
+        self.name, self.ranks = _members(group)
+        self.rank = group.rank()
+        self.collectives = itertools.count()
+        self.sent: dict[tuple[int, int], int] = {}
+        self.received: dict[tuple[int, int], int] = {}
+
+    def count(self, kind: int, rank: int, tag: int) -> int:
+        """Number of this message among those of the same direction, peer and tag, from 0."""
+        counts = self.sent if kind == _SEND else self.received
+        seq = counts.get((rank, tag), 0)
+        counts[rank, tag] = seq + 1
+        return seq
+
+    def global_rank(self, rank: int) -> int:
+        """Global rank of a rank of this group; ``NONE`` where the group's members are not known."""
+        return self.ranks[rank] if 0 <= rank < len(self.ranks) else NONE
+
+
+def _members(group: Any) -> tuple[str, list[int]]:  # noqa: ANN401
+    distributed = sys.modules["torch.distributed.distributed_c10d"]
+    name = str(getattr(group, "group_name", ""))
+    try:
+        return name, list(distributed.get_process_group_ranks(group))
+    except Exception:  # noqa: BLE001  (a group that torch.distributed did not make)
+        return name, list(range(group.size())) if group.size() == distributed.get_world_size() else []
+
+
+_batch = _Batch()
+_groups: dict[int, tuple[Any, Group]] = {}
+_group_index = itertools.count()
+
+
+def _group(group: Any) -> Group:  # noqa: ANN401
+    """The table's entry of a group; the group itself is referred to weakly, so that destroying it still destroys it."""
+    entry = _groups.get(id(group))
+    if entry is None:
+        known = Group(group, next(_group_index))
+        key = id(group)
+        entry = _groups[key] = (weakref.ref(group, lambda _: _groups.pop(key, None)), known)
+        RECORDER.lines.append({"type": "group", "id": known.index, "name": known.name, "ranks": known.ranks})
+    return entry[1]
+
+
+def install() -> None:
+    """Patch the classes. ``torch.distributed`` must have been imported."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None or _patches or not hasattr(distributed, "ProcessGroup"):
+        return
+    guard.register(PROBE, uninstall)
+    owner = distributed.ProcessGroup
+    wrappers: dict[str, Callable[[Any], Any]] = {
+        "send": functools.partial(_message, kind=_SEND),
+        "recv": functools.partial(_message, kind=_RECV),
+        "recv_anysource": _recv_anysource,
+        "_start_coalescing": _start_coalescing,
+        "_end_coalescing": _end_coalescing,
+    }
+    for name, op in COLLECTIVES.items():
+        wrappers[name] = functools.partial(_collective, op=op)
+    for name, wrap in wrappers.items():
+        if name in vars(owner):
+            _patches.replace(owner, name, _named_like(wrap(_function(owner, name)), name))
+    _patches.replace(distributed.Work, "wait", _named_like(_wait(_function(distributed.Work, "wait")), "wait"))
+    RECORDER.on_flush.append(write_abandoned)
+
+
+def uninstall() -> None:
+    """Take all patches off; what is still pending is forgotten."""
+    _patches.restore()
+    if write_abandoned in RECORDER.on_flush:
+        RECORDER.on_flush.remove(write_abandoned)
+    _pending.clear()
+    _any_source.clear()
+    labels.clear()
+
+
+def write_abandoned() -> None:
+    """Write the messages whose Work the job has dropped without waiting (on the writer's thread)."""
+    for key, (work, tails) in list(_pending.items()):
+        if sys.getrefcount(work) <= _REFERENCES_OF_OURS and _pending.pop(key, None) is not None:
+            for tail in tails:
+                RECORDER.append((tail[0], tail[0], *with_flag(tail, Flag.NEVER_WAITED)))
+
+
+def _references_of_ours(pending: dict[int, tuple[Any, tuple[Any, ...]]]) -> int:
+    """Reference count of a Work in the loop above that nobody but us can reach: it differs between Python versions."""
+    for _key, (work, _tails) in list(pending.items()):
+        return sys.getrefcount(work)
+    return 0
+
+
+_REFERENCES_OF_OURS = _references_of_ours({0: (object(), ())})
+
+
+def _function(owner: Any, name: str) -> Any:  # noqa: ANN401
+    """The plain function below a pybind method: calling it directly is the fastest."""
+    found = getattr(owner, name)
+    return getattr(found, "__func__", found)
+
+
+def _named_like(wrapper: Any, name: str) -> Any:  # noqa: ANN401
+    wrapper.__name__ = wrapper.__qualname__ = name
+    wrapper._torchdynamo_disable = True  # noqa: SLF001  (what torch.compiler.disable sets, without importing Dynamo)
+    return wrapper
+
+
+def _describe(kind: int, group: Group, tensor: Any, rank: int, tag: int) -> Tail:  # noqa: ANN401
+    """Tail of a message about to be posted."""
+    recorder, threads = RECORDER, RECORDER.threads
+    label = labels.pop(id(tensor), None) if labels else None
+    if label is None:
+        if before_post and not threads.named:
+            for function in before_post:
+                function(kind, tensor)
+        label = _NO_LABEL
+    if recorder.step_ended:
+        recorder.begin_step()
+    peer, seq = (group.global_rank(rank), group.count(kind, rank, tag)) if rank >= 0 else (NONE, NONE)
+    microbatch, stage, chunk, payload, flags = label
+    size_bytes, flags = tensor.nbytes, flags | threads.flags
+    where = (peer, tag, microbatch, stage, chunk, group.index, threads.number)
+    return (perf_counter_ns(), size_bytes, recorder.step, seq, *where, flags, kind, payload)
+
+
+def _describe_collective(group: Group, op: Collective, args: tuple[Any, ...]) -> Tail:
+    recorder, threads = RECORDER, RECORDER.threads
+    size_bytes = _size_bytes(args[1]) if len(args) > 1 else 0
+    roots = [arg.rootRank for arg in args[2:] if hasattr(arg, "rootRank")]
+    where = (group.global_rank(roots[0]) if roots else NONE, 0, NONE, NONE, NONE, group.index, threads.number)
+    seq = next(group.collectives)
+    return (perf_counter_ns(), size_bytes, recorder.step, seq, *where, threads.flags, _COLLECTIVE, op)
+
+
+def _size_bytes(tensors: Any) -> int:  # noqa: ANN401  (a tensor, or lists of tensors)
+    """Bytes of the first argument of a collective: the output where it has one of its own, else the buffer."""
+    if isinstance(tensors, (list, tuple)):
+        return sum(map(_size_bytes, tensors))
+    return int(getattr(tensors, "nbytes", 0))
+
+
+def _posted(work: Any, tail: Tail) -> None:  # noqa: ANN401
+    """A post has returned: its end is the wait for its Work, or the batch's Work, or now."""
+    RECORDER.inside = None
+    if _batch.open is not None:
+        _batch.open.append(tail)
+    elif work is None:
+        _ended(tail, Flag.SYNCHRONOUS)
+    else:
+        _pending[id(work)] = (work, (tail,))
+
+
+def _ended(tail: Tail, flag: Flag) -> None:
+    """The post itself was the whole op: it blocked until the end, or it raised."""
+    RECORDER.inside = None
+    RECORDER.append((tail[0], perf_counter_ns(), *with_flag(tail, flag)))
+
+
+def _message_arguments(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, int, int]:
+    """(tensors, rank, tag) of a call that gives some of them by name, in the order of the signature."""
+    given = [*args, *(named[name] for name in ("tensors", "dstRank", "srcRank", "tag") if name in named)]
+    return given[0], given[1], given[2] if len(given) > 2 else 0
+
+
+def _message(original: Any, kind: int) -> Any:  # noqa: ANN401
+    """Wrapper of ``send(tensors, dstRank, tag)`` and ``recv(tensors, srcRank, tag)``."""
+    recorder, groups = RECORDER, _groups
+
+    def message(self: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
+        if not (recorder.active or recorder.start()):
+            return original(self, *args, **named)
+        tail = None
+        try:
+            entry = groups.get(id(self))
+            group = entry[1] if entry is not None else _group(self)
+            if group.size > 1:
+                tensors, rank, tag = args if len(args) == 3 else _message_arguments(args, named)
+                tail = _describe(kind, group, tensors[0], rank, tag)
+                recorder.inside_start_ns, recorder.inside = tail[0], tail
+        except Exception as error:  # noqa: BLE001
+            guard.failed(PROBE, error)
+        if tail is None:
+            return original(self, *args, **named)
+        try:
+            work = original(self, *args, **named)
+        except BaseException:
+            _ended(tail, Flag.FAILED)
+            raise
+        _posted(work, tail)
+        return work
+
+    return message
+
+
+def _recv_anysource(original: Any) -> Any:  # noqa: ANN401
+    """Wrapper of ``recv_anysource(tensors, tag)``."""
+
+    def recv_anysource(self: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
+        if not (RECORDER.active or RECORDER.start()):
+            return original(self, *args, **named)
+        tail = None
+        try:
+            group = _group(self)
+            if group.size > 1:
+                tail = _describe(_RECV, group, args[0][0], NONE, args[1] if len(args) > 1 else 0)
+        except Exception as error:  # noqa: BLE001
+            guard.failed(PROBE, error)
+        work = original(self, *args, **named)
+        if tail is not None:
+            _posted(work, tail)
+            _any_source[id(work)] = group
+        return work
+
+    return recv_anysource
+
+
+def _collective(original: Any, op: Collective) -> Any:  # noqa: ANN401
+    """Wrapper of any collective, whatever its overloads."""
+
+    def collective(*args: Any, **named: Any) -> Any:  # noqa: ANN401
+        if not (RECORDER.active or RECORDER.start()):
+            return original(*args, **named)
+        tail = None
+        try:
+            group = _group(args[0])
+            if group.size > 1:
+                tail = _describe_collective(group, op, args)
+                RECORDER.inside_start_ns, RECORDER.inside = tail[0], tail
+        except Exception as error:  # noqa: BLE001
+            guard.failed(PROBE, error)
+        if tail is None:
+            return original(*args, **named)
+        try:
+            work = original(*args, **named)
+        except BaseException:
+            _ended(tail, Flag.FAILED)
+            raise
+        _posted(work, tail)
+        return work
+
+    return collective
+
+
+def _start_coalescing(original: Any) -> Any:  # noqa: ANN401
+    def start_coalescing(*args: Any, **named: Any) -> Any:  # noqa: ANN401
+        result = original(*args, **named)
+        _batch.open = []
+        return result
+
+    return start_coalescing
+
+
+def _end_coalescing(original: Any) -> Any:  # noqa: ANN401
+    def end_coalescing(*args: Any, **named: Any) -> Any:  # noqa: ANN401
+        tails, _batch.open = _batch.open, None
+        work = original(*args, **named)
+        if tails and RECORDER.active:
+            if work is None:
+                for tail in tails:
+                    _ended(tail, Flag.SYNCHRONOUS)
+            else:
+                _pending[id(work)] = (work, tuple(tails))
+        return work
+
+    return end_coalescing
+
+
+def _wait(original: Any) -> Any:  # noqa: ANN401
+    recorder, pending, threads, append = RECORDER, _pending, RECORDER.threads, RECORDER.append
+
+    def wait(self: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
+        entry = pending.pop(id(self), None) if pending else None
+        if entry is None:
+            return original(self, *args, **named)
+        tails = entry[1]
+        recorder.inside = tails[0]
+        recorder.inside_start_ns = start_ns = perf_counter_ns()
+        try:
+            result = original(self, *args, **named)
+        except BaseException:
+            end_ns = perf_counter_ns()
+            for tail in tails:
+                append((start_ns, end_ns, *with_flag(tail, Flag.FAILED)))
+            raise
+        end_ns = perf_counter_ns()
+        recorder.inside = None
+        if _any_source:
+            tails = _with_source(self, tails)
+        for tail in tails:
+            append((start_ns, end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+        if after_wait and not threads.named:
+            for function in after_wait:
+                function(end_ns)
+        return result
+
+    return wait
+
+
+def _with_source(work: Any, tails: tuple[Tail, ...]) -> tuple[Tail, ...]:  # noqa: ANN401
+    """Put the sender in the tail of a receive from anyone, now that it is known."""
+    group = _any_source.pop(id(work), None)
+    if group is None:
+        return tails
+    try:
+        rank = work._source_rank()  # noqa: SLF001  (what torch.distributed.recv itself uses)
+        tail = tails[0]
+        return ((*tail[:3], group.count(_RECV, rank, tail[5]), group.global_rank(rank), *tail[5:]),)
+    except Exception as error:  # noqa: BLE001
+        guard.failed(PROBE, error)
+        return tails

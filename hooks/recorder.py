@@ -1,0 +1,246 @@
+"""What the hooks of one process have seen: a list of spans to which the training threads append, and the step counter.
+
+The hot paths touch attributes of :data:`RECORDER` only; files and their thread are the ``writer``'s. Recording begins
+by itself at the first event after ``init_process_group``, when the rank is known.
+
+A span is a tuple in the order of ``model.SPAN_FIELDS``: ``(start_ns, end_ns, *tail)``. The tail is known before the op
+ends, so it also serves as the description of the op that the rank is inside of.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ppdiag.hooks import guard
+from ppdiag.hooks.writer import Writer
+from ppdiag.model import NONE, Flag, Kind, RankStatus
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
+MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
+DEFAULT_MAX_BYTES = 2 << 30
+"""2 GiB a rank: about 30 million spans."""
+_ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_NCCL_")
+_ENVIRONMENT_NAMES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GLOO_SOCKET_IFNAME")
+_FLAGS_AT = 11
+"""Position of the flags in a tail."""
+
+Tail = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+
+class ThreadState(threading.local):
+    """What one thread is doing, as far as the probes must know of each other.
+
+    Attributes:
+        number: 0 for the thread that recorded first.
+        named: depth of the brackets in which a framework adapter names the computation.
+        depth: depth of calls of modules.
+        flags: flags that all spans of this thread get at the moment (INIT, EVALUATION).
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.number = next(self._numbers)
+        self.named = 0
+        self.depth = 0
+        self.flags = 0
+
+
+class Recorder:
+    """The record of this process, in memory."""
+
+    def __init__(self) -> None:
+        self.active = False
+        """Whether events are recorded now: the one thing that a sleeping hook looks at."""
+        self.stopped = False
+        """Never to start (again) in this process."""
+        self.spans: list[tuple[int, ...]] = []
+        self.append = self.spans.append
+        self.lines: list[dict[str, Any]] = []
+        self.inside: Tail | None = None
+        self.inside_start_ns = 0
+        self.step = 0
+        self.step_ended = False
+        """An optimizer step has ended since the last op: the next op begins a step."""
+        self.threads = ThreadState()
+        self.on_step: list[Any] = []
+        """Called at the beginning of each step after the first."""
+        self.on_flush: list[Any] = []
+        """Called on the writer's thread before it writes."""
+        self.on_start: list[Any] = []
+        """Called once the rank is known."""
+        self._writer: Writer | None = None
+        self._lock = threading.Lock()
+        self._facts: dict[str, Any] = {}
+        self._previous_excepthook: Any = None
+        self._raised = False
+
+    def start(self) -> bool:
+        """Begin to record if the rank is known by now; says whether events are recorded.
+
+        Slow only once: before the rank is known it looks up one attribute.
+        """
+        if self.stopped or self._writer is not None:
+            return False
+        distributed = sys.modules.get("torch.distributed.distributed_c10d")
+        if distributed is None or distributed.GroupMember.WORLD is None:
+            return False
+        with self._lock:
+            if self._writer is None and not self.stopped:
+                try:
+                    self._begin(distributed)
+                except Exception as error:  # noqa: BLE001  (the job comes first)
+                    self.stop(f"cannot begin the record: {error}", "nothing is recorded, the job goes on")
+        return self.active
+
+    def stop(self, what: str, consequence: str) -> None:
+        """End the recording for good and say so once."""
+        self.active = False
+        self.stopped = True
+        self.spans.clear()
+        guard.say_once("recorder", what, consequence)
+
+    def sleep(self) -> None:
+        """Record nothing until :meth:`wake`."""
+        self.active = False
+
+    def wake(self) -> None:
+        """Record again."""
+        self.active = self._writer is not None and not self.stopped
+
+    def begin_step(self) -> None:
+        """An op came after an optimizer step: the next step has begun."""
+        self.step_ended = False
+        self.step += 1
+        for function in self.on_step:
+            function()
+
+    def flush_soon(self) -> None:
+        """Have everything so far written, on the writer's thread."""
+        if self._writer is not None:
+            self._writer.wake()
+
+    def flush(self) -> None:
+        """Write everything so far on this thread (for tests and the exit)."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def before_flush(self) -> None:
+        """The writer is about to write."""
+        for function in self.on_flush:
+            function()
+
+    def fact(self, name: str, value: Any) -> None:  # noqa: ANN401  (anything that JSON can say)
+        """Say a fact of the job, once for each value."""
+        if self._facts.get(name, self) != value:
+            self._facts[name] = value
+            self.lines.append({"type": "fact", "name": name, "value": value})
+
+    def forked(self) -> bool:
+        """In a forked child: off for good where the parent was recording, so that its files stay its own; says whether."""
+        self._lock = threading.Lock()
+        if self._writer is None:
+            return False
+        self._writer.forked()
+        self._writer = None  # its lock may be held for ever: the parent's thread does not exist here
+        self.active = False
+        self.stopped = True
+        self.spans.clear()
+        return True
+
+    def _begin(self, distributed: Any) -> None:  # noqa: ANN401
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        limit = int(os.environ.get(MAX_BYTES_VARIABLE) or DEFAULT_MAX_BYTES)
+        folder = os.environ[RUN_DIR_VARIABLE]
+        header = _header(rank, world_size)
+        self._writer = Writer(self, folder=folder, header=header, max_bytes=limit, stop=self.stop)
+        self.threads.number  # noqa: B018  (the thread that starts the record is number 0)
+        guard.listen(self._fault)
+        self._previous_excepthook, sys.excepthook = sys.excepthook, self._excepthook
+        atexit.register(self.finish)
+        self._writer.start()
+        self.active = True
+        for function in self.on_start:
+            function()
+
+    def _fault(self, probe: str, error: str) -> None:
+        self.lines.append({"type": "fault", "probe": probe, "error": error})
+
+    def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.suppress(Exception):
+            self._raised = True
+            self.fact("raised", f"{kind.__name__}: {error}"[:500])
+            self.flush()
+        self._previous_excepthook(kind, error, trace)
+
+    def finish(self) -> None:
+        """At the interpreter's exit: write what is left and the status."""
+        if self._writer is None:
+            return
+        # The user may have replaced our excepthook: the interpreter leaves the last uncaught error in sys.last_value.
+        raised = self._raised or getattr(sys, "last_value", None) is not None
+        with contextlib.suppress(Exception):
+            self._writer.close(RankStatus.RAISED if raised else RankStatus.FINISHED)
+        self.active = False
+        self.stopped = True
+
+
+def compute_tail(kind: Kind, start_ns: int, step: int, label: tuple[int, int, int], thread: int, flags: int) -> Tail:  # noqa: PLR0913, PLR0917
+    """Tail of a span that is not a message; ``label`` is (microbatch, stage, chunk)."""
+    return (start_ns, 0, step, NONE, NONE, 0, *label, NONE, thread, flags, kind, 0)
+
+
+def with_flag(tail: Tail, flag: Flag) -> Tail:
+    """The tail with one more flag."""
+    return (*tail[:_FLAGS_AT], tail[_FLAGS_AT] | flag, *tail[_FLAGS_AT + 1 :])  # type: ignore[return-value]
+
+
+def _header(rank: int, world_size: int) -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": int(os.environ.get("LOCAL_RANK") or 0),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "argv": sys.argv,
+        "python": platform.python_version(),
+        "torch": str(getattr(torch, "__version__", "")),
+        "clock": clock_identity(),
+        "started_unix_ns": time.time_ns(),
+        "env": {name: value for name, value in os.environ.items() if _is_recorded(name)},
+    }
+
+
+def _is_recorded(name: str) -> bool:
+    return name.startswith(_ENVIRONMENT_PREFIXES) or name in _ENVIRONMENT_NAMES
+
+
+def clock_identity() -> str:
+    """Equal in two processes if and only if they read the same monotonic clock: same boot, same time namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+            boot = file.read().strip()
+    except OSError:
+        boot = socket.gethostname()
+    try:
+        namespace = os.stat("/proc/self/ns/time").st_ino  # noqa: PTH116
+    except OSError:  # a kernel without time namespaces has one clock
+        namespace = 0
+    return f"{boot}:{namespace}"
+
+
+RECORDER = Recorder()
+"""The recorder of this process."""

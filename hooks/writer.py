@@ -1,0 +1,222 @@
+"""The three files of a rank, and the thread that writes them: the training thread only appends to a list.
+
+Layout of the files: ``ppdiag.rundir``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from itertools import starmap
+from typing import TYPE_CHECKING, Any
+
+from ppdiag.model import NONE, SPAN_FIELDS, SPAN_STRUCT, RankStatus
+from ppdiag.rundir import STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, encode_block, encode_header, rank_file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ppdiag.hooks.recorder import Recorder
+
+TICK_S = 0.1
+"""Longest time between two flushes, and period of the heartbeat: what a SIGKILL between step ends may cost."""
+ANCHOR_PERIOD_S = 60.0
+BLOCK_RECORDS = 256
+"""Records packed in one go; packing holds the GIL (about 0.5 us a record), so this bounds a stall of the job to 0.2 ms."""
+MAX_STARTS = 10_000
+
+_PACK = struct.Struct(SPAN_STRUCT).pack
+_LIMITS = {"B": (0, 2**8 - 1), "H": (0, 2**16 - 1), "h": (-(2**15), 2**15 - 1), "i": (-(2**31), 2**31 - 1)}
+_BOUNDS = tuple(_LIMITS.get(code, (-(2**63), 2**63 - 1)) for _, code, _ in SPAN_FIELDS)
+
+
+class Writer:
+    """Writes what a recorder collects.
+
+    Args:
+        recorder: whose ``spans`` and ``lines`` are taken.
+        folder: the run directory; made where it is missing.
+        header: facts of the rank for the header of the span file; ``rank`` must be among them.
+        max_bytes: size of the span file beyond which no more spans are written.
+        stop: called with (what, consequence) when writing ends early.
+
+    Raises:
+        OSError: the files cannot be made.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        folder: str,
+        header: dict[str, Any],
+        max_bytes: int,
+        stop: Callable[[str, str], None],
+    ) -> None:
+        self._recorder = recorder
+        self._stop = stop
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._next_anchor = 0.0
+        self._size_bytes = 0
+        self.status = RankStatus.RUNNING
+        self._open(folder, header)
+        self._thread = threading.Thread(target=self._run, name="ppdiag-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Flush soon, on the writer's thread."""
+        self._wake.set()
+
+    def close(self, status: RankStatus) -> None:
+        """Write all that is left and set the rank's last status (on the calling thread, at exit)."""
+        self.status = status
+        self.flush()
+        self._closed = True
+        self._wake.set()
+
+    def flush(self) -> None:
+        """Write what has been collected so far. Never raises: a failed write ends the recording."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._recorder.before_flush()
+                self._write_spans()
+                self._write_lines()
+                self._write_state()
+            except OSError as error:
+                self._closed = True
+                self._stop(f"cannot write the record: {error}", "recording stops, the job goes on")
+
+    def forked(self) -> None:
+        """In a forked child: never touch the parent's files."""
+        self._closed = True
+
+    def _open(self, folder: str, header: dict[str, Any]) -> None:
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103  (pathlib is not imported for this)
+        self._spans_fd, start = _open_next(folder, header["rank"])
+        append = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        self._lines_fd = os.open(os.path.join(folder, rank_file_name(header["rank"], start, "jsonl")), append, 0o644)  # noqa: PTH118
+        self._state = _map_state(os.path.join(folder, rank_file_name(header["rank"], start, "state")))  # noqa: PTH118
+        data = encode_header({**header, "start": start})
+        self._write_all(self._spans_fd, data)
+        self._size_bytes = len(data)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(TICK_S)
+            self._wake.clear()
+            self.flush()
+
+    def _write_spans(self) -> None:
+        spans = self._recorder.spans
+        while count := min(len(spans), BLOCK_RECORDS):
+            batch = spans[:count]
+            del spans[:count]
+            block = encode_block(_pack(batch), count)
+            if self._size_bytes + len(block) > self._max_bytes:
+                self._recorder.active = False
+                spans.clear()
+                self._stop(f"the record has reached its limit of {self._max_bytes} bytes", "no more spans are recorded")
+                return
+            self._write_all(self._spans_fd, block)
+            self._size_bytes += len(block)
+
+    def _write_lines(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_anchor:
+            self._next_anchor = now + ANCHOR_PERIOD_S
+            self._recorder.lines.append(anchor())
+        lines = self._recorder.lines
+        if count := len(lines):
+            batch = lines[:count]
+            del lines[:count]
+            text = "".join(json.dumps(line, separators=(",", ":"), default=str) + "\n" for line in batch)
+            self._write_all(self._lines_fd, text.encode("utf-8", "backslashreplace"))
+
+    def _write_state(self) -> None:
+        tail = self._recorder.inside
+        start_ns = self._recorder.inside_start_ns
+        now = time.perf_counter_ns()
+        if tail is None:
+            state = (now, 0, 0, 0, self._recorder.step, NONE, NONE, NONE, NONE, NONE, 0, 0, int(self.status))
+        else:
+            post, size, step, seq, peer, _, microbatch, stage, _, group, _, flags, kind, _ = clamp((0, 0, *tail))[2:]
+            state = (
+                now,
+                start_ns,
+                post,
+                size,
+                step,
+                seq,
+                peer,
+                microbatch,
+                stage,
+                group,
+                flags,
+                kind,
+                int(self.status),
+            )
+        STATE.pack_into(self._state, STATE_OFFSET, *state)
+
+    def _write_all(self, fd: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+
+def anchor() -> dict[str, Any]:
+    """One reading of the rank's clock and of Unix time, taken as close together as Python allows."""
+    before = time.perf_counter_ns()
+    unix_ns = time.time_ns()
+    after = time.perf_counter_ns()
+    return {"type": "anchor", "local_ns": (before + after) // 2, "unix_ns": unix_ns}
+
+
+def clamp(span: tuple[int, ...]) -> tuple[int, ...]:
+    """A span whose values fit their fields: one that is out of range becomes ``NONE``, or the limit where unsigned."""
+    return tuple(
+        value if low <= value <= high else (NONE if low < 0 else high)
+        for value, (low, high) in zip(span, _BOUNDS, strict=True)
+    )
+
+
+def _pack(spans: list[tuple[int, ...]]) -> bytes:
+    try:
+        return b"".join(starmap(_PACK, spans))
+    except struct.error:
+        return b"".join(starmap(_PACK, map(clamp, spans)))
+
+
+def _open_next(folder: str, rank: int) -> tuple[int, int]:
+    """Make the span file under the next free start number; returns (file descriptor, start number)."""
+    for start in range(MAX_STARTS):
+        path = os.path.join(folder, rank_file_name(rank, start, "spans"))  # noqa: PTH118
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644), start
+    raise FileExistsError(f"{MAX_STARTS} records of rank {rank} in {folder}")
+
+
+def _map_state(path: str) -> mmap.mmap:
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, STATE_SIZE)  # a hole in the page would raise SIGBUS when the disk is full
+        else:
+            os.write(fd, bytes(STATE_SIZE))
+        state = mmap.mmap(fd, STATE_SIZE)
+    finally:
+        os.close(fd)
+    state[: len(STATE_MAGIC)] = STATE_MAGIC
+    return state
