@@ -5,7 +5,7 @@ A step lasts from the first pipeline op of step k on any rank to the first of st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +47,17 @@ class Steps:
     def duration_s(self) -> np.ndarray:
         """Length of each analysed step (K)."""
         return (self.end_ns - self.start_ns) / 1e9
+
+    def only(self, numbers: np.ndarray) -> Steps:
+        """The same with only these steps analysed; the others count as dropped."""
+        chosen = np.isin(self.kept, numbers)
+        return replace(
+            self,
+            kept=self.kept[chosen],
+            start_ns=self.start_ns[chosen],
+            end_ns=self.end_ns[chosen],
+            dropped=self.dropped + int((~chosen).sum()),
+        )
 
 
 def find_steps(trace: Trace) -> Steps:

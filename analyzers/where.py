@@ -75,7 +75,10 @@ def _stays(program: Program, rank: int) -> Stays:
     busy = _union(np.stack([compute["begin_ns"], compute["end_ns"]], axis=1))
     waits = own[mine["what"] == WAIT]
     groups = _Groups(program, waits, _group_of_each_wait(mine))
-    waiting = {place: _without(stay, busy) for place, stay in groups.places().items()}
+    waiting, taken = {}, busy
+    for place, stay in groups.places().items():
+        waiting[place] = _without(stay, taken)
+        taken = _union(_by_begin(np.concatenate([taken, waiting[place]])))
     return Stays(busy, waiting)
 
 
@@ -136,8 +139,12 @@ def _union(intervals: np.ndarray) -> np.ndarray:
     return np.stack([intervals[first, 0], reach[last]], axis=1)
 
 
+def _by_begin(intervals: np.ndarray) -> np.ndarray:
+    return intervals[np.argsort(intervals[:, 0], kind="stable")]
+
+
 def _without(intervals: np.ndarray, busy: np.ndarray) -> np.ndarray:
-    """The parts of the intervals (sorted by begin) that lie outside ``busy``: another thread may have computed."""
+    """The parts of the intervals (sorted by begin) that lie outside ``busy``: another thread may be further."""
     intervals = _union(intervals)
     if not len(intervals) or not len(busy):
         return intervals

@@ -1,0 +1,100 @@
+"""From the shares of the job to those of each rank and stage: every part non-negative, and parts that sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.diagnosis import Cause, Place, Where, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ppdiag.analyzers.where import Measured
+    from ppdiag.analyzers.why import Shares
+
+CAUSES = tuple(Cause)
+PLACES = tuple(Place)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Both partitions of each rank's idle time, as fractions of the step time. R ranks.
+
+    Attributes:
+        busy_R: busy fraction.
+        why_CR: causes x ranks, in the order of ``CAUSES``.
+        where_PR: places x ranks, in the order of ``PLACES``.
+    """
+
+    busy_R: np.ndarray
+    why_CR: np.ndarray
+    where_PR: np.ndarray
+
+    def why(self, ranks: Sequence[int] | slice = slice(None)) -> Why:
+        """Mean of the ranks (indices), so that tables sum."""
+        return Why(**{cause.value: float(v) for cause, v in zip(CAUSES, self.why_CR[:, ranks].mean(axis=1), strict=True)})
+
+    def where(self, ranks: Sequence[int] | slice = slice(None)) -> Where:
+        """Mean of the ranks (indices), so that tables sum."""
+        mean = self.where_PR[:, ranks].mean(axis=1)
+        return Where(**{place.value: float(v) for place, v in zip(PLACES, mean, strict=True)})
+
+
+def attribute(shares: Shares, measured: Measured) -> Attribution:
+    """The partitions over all steps together (each weighs by its length).
+
+    For one rank idle = step - busy, and busy changes only with the work factor, so its imbalance is the job's plus
+    (mean busy - its busy), and its other causes are the job's.
+    """
+    total = float(shares.duration_K.sum())
+    busy_R = measured.busy_RK.sum(axis=1) / total
+    why_CR = np.repeat(
+        np.array([[float(shares.cause_K[cause].sum()) / total] for cause in CAUSES]), len(busy_R), axis=1
+    )
+    why_CR[CAUSES.index(Cause.IMBALANCE)] += busy_R.mean() - busy_R
+    why_CR = np.stack([without_negatives(why_CR[:, r]) for r in range(len(busy_R))], axis=1)
+    where_PR = np.stack([measured.idle_RK[place].sum(axis=1) / total for place in PLACES])
+    return Attribution(busy_R, why_CR, _at_least_zero(where_PR, 1.0 - busy_R))
+
+
+def without_negatives(parts: np.ndarray) -> np.ndarray:
+    """Shares with the same sum and none below zero.
+
+    What a negative share lacks is taken off the bubble (a slow stage idles less than the equal schedule would), then
+    off the rest in proportion.
+
+    >>> without_negatives(np.array([0.2, -0.05, 0.1, 0.0, 0.0])).round(3).tolist()
+    [0.15, 0.0, 0.1, 0.0, 0.0]
+    """
+    bubble = CAUSES.index(Cause.BUBBLE)
+    debt = -float(parts[parts < 0].sum())
+    kept = np.maximum(parts, 0.0)
+    paid = min(debt, float(kept[bubble]))
+    kept[bubble] -= paid
+    rest = float(kept.sum())
+    left = debt - paid
+    return kept * ((rest - left) / rest) if left > 0 and rest > left else kept if left <= 0 else np.zeros_like(kept)
+
+
+def _at_least_zero(where_PR: np.ndarray, idle_R: np.ndarray) -> np.ndarray:
+    """Rounding may leave a place a hair below zero: set to zero, the sum kept."""
+    kept = np.maximum(where_PR, 0.0)
+    total = kept.sum(axis=0)
+    return kept * np.divide(idle_R, total, out=np.zeros_like(total), where=total > 0)
+
+
+def split_imbalance(imbalance: float, shares: Shares) -> Mapping[str, float]:
+    """Imbalance by what is unequal, in proportion to what equalising each alone gains.
+
+    Where none alone gains anything, all of it is the stages'.
+    """
+    gains = {
+        name: max(0.0, float((shares.kept_K - time_K).sum())) for name, time_K in shares.equalised_K.items()
+    }
+    total = sum(gains.values())
+    if total <= 0:
+        return {name: imbalance if name == "stage" else 0.0 for name in gains}
+    return {name: imbalance * gain / total for name, gain in gains.items()}

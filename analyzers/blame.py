@@ -1,0 +1,103 @@
+"""Which stage, rank or link a cause sits at: the run replayed with each candidate repaired, one world each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers.graph import Graph, Link
+from ppdiag.analyzers.replay import World, replay
+from ppdiag.analyzers.why import repaired_stage
+from ppdiag.diagnosis import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_CANDIDATES = 48
+"""Candidates replayed for one cause; those with the most time of their own come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A place that a cause may sit at, and what repairing it alone would gain.
+
+    Attributes:
+        stage, rank, link: the place; a link is a pair of ranks, in the direction in which more time goes by.
+        gain_s: mean step time that repairing it saves.
+    """
+
+    gain_s: float
+    stage: int | None = None
+    rank: int | None = None
+    link: tuple[int, int] | None = None
+    group: int | None = None
+
+
+def candidates(cause: Cause, graph: Graph) -> list[Candidate]:
+    """Places of a cause, the largest gain first; none for the bubble, which has no place."""
+    if cause is Cause.IMBALANCE:
+        return _ranked(graph, *_stages(graph))
+    if cause is Cause.HOST:
+        return _ranked(graph, *_hosts(graph))
+    if cause is Cause.COMMUNICATION:
+        return _ranked(graph, *_links(graph))
+    return []
+
+
+def _ranked(graph: Graph, places: Sequence[dict[str, object]], worlds: Sequence[World]) -> list[Candidate]:
+    if not worlds:
+        return []
+    time_WK = replay(graph, [World(), *worlds]).duration_WK
+    gains = (time_WK[0] - time_WK[1:]).mean(axis=1)
+    found = [Candidate(gain_s=float(gain), **place) for place, gain in zip(places, gains, strict=True)]  # type: ignore[arg-type]
+    return sorted(found, key=lambda candidate: -candidate.gain_s)
+
+
+def _stages(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
+    stage_of_work = graph.stage_N[graph.stage_N >= 0]
+    total = {int(s): float(graph.work_NK[graph.stage_N == s].sum()) for s in np.unique(stage_of_work)}
+    heaviest = sorted(total, key=lambda stage: -total[stage])[:MOST_CANDIDATES]
+    return [{"stage": s} for s in heaviest], [World(work_NK=repaired_stage(graph, s)) for s in heaviest]
+
+
+def _hosts(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
+    host_R = np.zeros(len(graph.ranks_R))
+    np.add.at(host_R, graph.rank_N, graph.host_NK.sum(axis=1))
+    latest = np.argsort(-host_R, kind="stable")[:MOST_CANDIDATES]
+    worlds = []
+    for r in latest:
+        factor = np.ones(len(graph.ranks_R))
+        factor[r] = 0.0
+        worlds.append(World(host_R=factor))
+    return [{"rank": int(graph.ranks_R[r])} for r in latest], worlds
+
+
+def _links(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
+    """Each pair of ranks (both directions together) and each process group."""
+    time_L = _time_of_links(graph)
+    cables: dict[object, list[int]] = {}
+    for index, link in enumerate(graph.links):
+        cables.setdefault(_cable(link), []).append(index)
+    slowest = sorted(cables.values(), key=lambda members: -time_L[members].sum())[:MOST_CANDIDATES]
+    places, worlds = [], []
+    for members in slowest:
+        factor = np.ones(len(graph.links))
+        factor[members] = 0.0
+        worlds.append(World(transfer_L=factor))
+        link = graph.links[max(members, key=lambda index: time_L[index])]
+        places.append({"group": link.src} if link.dst is None else {"link": (link.src, link.dst)})
+    return places, worlds
+
+
+def _cable(link: Link) -> object:
+    return link if link.dst is None else (min(link.src, link.dst), max(link.src, link.dst))
+
+
+def _time_of_links(graph: Graph) -> np.ndarray:
+    time_L = np.zeros(len(graph.links))
+    message = (graph.link_E >= 0) & ~graph.optional_E
+    seconds = np.where(np.isfinite(graph.transfer_EK[message]), graph.transfer_EK[message], 0.0).sum(axis=1)
+    np.add.at(time_L, graph.link_E[message], seconds)
+    return time_L

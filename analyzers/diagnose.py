@@ -1,0 +1,125 @@
+"""From a trace to a diagnosis: the one place that calls all parts of the analysis in their order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers import graph as step_graph
+from ppdiag.analyzers import program as rank_program
+from ppdiag.analyzers import results, timeline, verdict
+from ppdiag.analyzers.attribution import attribute, split_imbalance
+from ppdiag.analyzers.replay import World, replay
+from ppdiag.analyzers.shape import label
+from ppdiag.analyzers.steps import find_steps
+from ppdiag.analyzers.symptoms import Evidence, find_symptoms
+from ppdiag.analyzers.where import measure
+from ppdiag.analyzers.why import Shares, share_out
+from ppdiag.diagnosis import Diagnosis, ImbalanceSplit
+from ppdiag.errors import BadRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ppdiag.analyzers.graph import Graph
+    from ppdiag.trace import Trace
+
+_PARTS = ("finding the steps", "matching messages", "replaying the step", "naming the cause", "done")
+
+
+def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = None) -> Diagnosis:
+    """Explains where the step time of a job went.
+
+    Args:
+        trace: all spans of the job.
+        progress: told which part is being done.
+
+    Raises:
+        NoPipelineFound: the trace has no pipeline, or no complete step.
+        BadRecord: the messages of every step contradict the order of the ops.
+    """
+    tell = progress or (lambda *_: None)
+    tell(_PARTS[0], 0, 4)
+    steps = find_steps(trace)
+    trace, shape = label(trace, steps)
+    tell(_PARTS[1], 1, 4)
+    program = rank_program.build(trace, steps)
+    graphs, left_out = step_graph.build_graphs(program, steps)
+    if not graphs:
+        raise BadRecord(f"{trace.job.source}: the messages of every step contradict the order of its ops")
+    steps = steps.only(np.concatenate([graph.steps_K for graph in graphs]))
+    measured = measure(program, steps)
+    tell(_PARTS[2], 2, 4)
+    busy_K = measured.busy_RK.mean(axis=0)
+    shares = _merge(graphs, [share_out(g, busy_K[np.searchsorted(steps.kept, g.steps_K)]) for g in graphs])
+    attribution = attribute(shares, measured)
+    tell(_PARTS[3], 3, 4)
+    why = attribution.why()
+    imbalance = ImbalanceSplit(**split_imbalance(why.imbalance, shares))
+    context = verdict.Context(trace, shape, graphs[0], shares, why, imbalance)
+    diagnosis = Diagnosis(
+        source=trace.job.source,
+        job=results.job(trace, steps, shape),
+        steps=results.step_times(steps),
+        phases=results.phases(program, steps),
+        where=attribution.where(),
+        why=why,
+        imbalance=imbalance,
+        stages=results.stages(trace, steps, shape, attribution),
+        links=results.links(program, steps),
+        ranks=results.ranks(trace, steps, shape, attribution),
+        replay_error_fraction=replay_error(graphs[0], steps.duration_s),
+        clock_error_s=trace.clock_error_s,
+        verdict=verdict.decide(context),
+        warnings=(*results.warnings(trace, steps), *_left_out(left_out)),
+        step_times_s=tuple(steps.duration_s.tolist()),
+        timeline=timeline.median_step(program, steps, graphs[0], measured),
+    )
+    evidence = Evidence(diagnosis, trace, shape, gains=verdict.gains(context))
+    tell(_PARTS[4], 4, 4)
+    return replace(diagnosis, symptoms=find_symptoms(evidence))
+
+
+def _left_out(steps: int) -> tuple[str, ...]:
+    return (f"{steps} steps were left out: their messages contradict the order of their ops",) if steps else ()
+
+
+def _merge(graphs: Sequence[Graph], parts: Sequence[Shares]) -> Shares:
+    """The shares of all structures, in the order of the steps."""
+    order = np.argsort(np.concatenate([graph.steps_K for graph in graphs]))
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts])[order]
+
+    def table(name: str) -> dict[object, np.ndarray]:
+        keys = getattr(parts[0], name)
+        return {key: np.concatenate([getattr(part, name)[key] for part in parts])[order] for key in keys}
+
+    return Shares(
+        duration_K=column("duration_K"),
+        busy_K=column("busy_K"),
+        cause_K=table("cause_K"),  # type: ignore[arg-type]
+        kept_K=column("kept_K"),
+        none_K=column("none_K"),
+        without_K=table("without_K"),  # type: ignore[arg-type]
+        equalised_K=table("equalised_K"),  # type: ignore[arg-type]
+    )
+
+
+def replay_error(graph: Graph, duration_K: np.ndarray) -> float:
+    """How far a replay from the medians over steps of each op's times is from the median step, as a fraction of it."""
+    transfer_E1 = np.median(graph.transfer_EK, axis=1, keepdims=True)
+    median_step = replace(
+        graph,
+        steps_K=graph.steps_K[:1],
+        duration_K=np.median(graph.duration_K, keepdims=True),
+        start_RK=np.median(graph.start_RK, axis=1, keepdims=True),
+        host_NK=np.median(graph.host_NK, axis=1, keepdims=True),
+        work_NK=np.median(graph.work_NK, axis=1, keepdims=True),
+        transfer_EK=transfer_E1,
+    )
+    replayed_s = float(replay(median_step, [World()]).duration_WK[0, 0])
+    measured_s = float(np.median(duration_K))
+    return abs(replayed_s - measured_s) / measured_s

@@ -1,0 +1,158 @@
+"""The tables of a diagnosis: job, steps, phases, stages, links, ranks, warnings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers import schedules
+from ppdiag.analyzers.messages import MISSING
+from ppdiag.analyzers.program import COMPUTE
+from ppdiag.analyzers.steps import pipeline_work
+from ppdiag.diagnosis import Job, LinkResult, Phases, RankResult, StageResult
+from ppdiag.diagnosis import Steps as StepTimes
+from ppdiag.model import PIPELINE_KINDS, Flag, Kind
+
+if TYPE_CHECKING:
+    from ppdiag.analyzers.attribution import Attribution
+    from ppdiag.analyzers.program import Program
+    from ppdiag.analyzers.shape import Shape
+    from ppdiag.analyzers.steps import Steps
+    from ppdiag.trace import Trace
+
+
+def job(trace: Trace, steps: Steps, shape: Shape) -> Job:
+    """The job's shape; the schedule is the one that the measured order of ops is most like."""
+    known = trace.job
+    name, match = schedules.recognise(_orders(trace, steps, shape))
+    tp = known.tp if known.tp is not None else (1 if len(shape.pipelines) == 1 else None)
+    dp = known.dp if known.dp is not None or tp is None else len(shape.pipelines) // tp
+    return Job(
+        world_size=known.world_size or len(trace.ranks) or len(steps.ranks),
+        pp=shape.pp,
+        vpp=shape.vpp,
+        tp=tp,
+        dp=dp,
+        microbatches=shape.microbatches,
+        framework=known.framework or ("hand-written" if shape.inferred else "unknown"),
+        schedule_name=name,
+        schedule_match=match,
+    )
+
+
+def _orders(trace: Trace, steps: Steps, shape: Shape) -> list[list[schedules.Op]]:
+    """The ops of each rank of the first pipeline, in order, in the first call of the first analysed step."""
+    spans = trace.spans
+    now = (steps.number == steps.kept[0]) & pipeline_work(spans) & (spans["microbatch"] < shape.microbatches)
+    orders = []
+    for rank in shape.pipelines[0]:
+        own = spans[now & (spans["rank"] == rank)]
+        rows = zip(own["kind"].tolist(), own["stage"].tolist(), own["microbatch"].tolist(), strict=True)
+        orders.append([schedules.Op(Kind(kind), stage, microbatch) for kind, stage, microbatch in rows])
+    return orders
+
+
+def step_times(steps: Steps) -> StepTimes:
+    """How long the steps took."""
+    p10, median, p90 = np.percentile(steps.duration_s, [10, 50, 90]).tolist()
+    return StepTimes(len(steps.kept), steps.dropped, median, p10, p90)
+
+
+def phases(program: Program, steps: Steps) -> Phases:
+    """Pipeline until the last F, B or W ends on any rank; tail until the last op of the step ends; between the rest."""
+    events = program.events
+    kinds = program.trace.spans["kind"][events["span"]]
+    work = (events["what"] == COMPUTE) & np.isin(kinds, PIPELINE_KINDS)
+    pipeline_end = _last_end(events[work], steps)
+    op_end = np.maximum(_last_end(events[np.isin(kinds, (*PIPELINE_KINDS, Kind.OPTIMIZER))], steps), pipeline_end)
+    parts = np.stack([pipeline_end - steps.start_ns, op_end - pipeline_end, steps.end_ns - op_end])
+    pipeline_s, tail_s, between_s = (parts.mean(axis=1) / 1e9).tolist()
+    return Phases(pipeline_s, tail_s, between_s)
+
+
+def _last_end(events: np.ndarray, steps: Steps) -> np.ndarray:
+    """Last end of each analysed step's events, within the step."""
+    last = steps.start_ns.copy()
+    at = np.searchsorted(steps.kept, events["step"])
+    known = (at < len(steps.kept)) & (steps.kept[np.minimum(at, len(steps.kept) - 1)] == events["step"])
+    np.maximum.at(last, at[known], events["end_ns"][known])
+    return np.minimum(last, steps.end_ns)
+
+
+def stages(trace: Trace, steps: Steps, shape: Shape, attribution: Attribution) -> tuple[StageResult, ...]:
+    """One row a stage."""
+    found = []
+    for stage in sorted({stage for own in shape.stages.values() for stage in own}):
+        holders = [rank for rank, own in shape.stages.items() if stage in own]
+        index = np.searchsorted(steps.ranks, holders)
+        busy = float(attribution.busy_R[index].mean())
+        times = _op_times(trace, steps, trace.spans["stage"] == stage)
+        found.append(
+            StageResult(
+                stage, tuple(holders), *times, busy, 1.0 - busy, attribution.where(index), attribution.why(index)
+            )
+        )
+    return tuple(found)
+
+
+def ranks(trace: Trace, steps: Steps, shape: Shape, attribution: Attribution) -> tuple[RankResult, ...]:
+    """One row a rank."""
+    found = []
+    for r, rank in enumerate(steps.ranks.tolist()):
+        facts = trace.ranks.get(rank)
+        busy = float(attribution.busy_R[r])
+        times = _op_times(trace, steps, trace.spans["rank"] == rank)
+        host = facts.host if facts else ""
+        found.append(
+            RankResult(
+                rank, host, shape.stages[rank], *times, busy, 1.0 - busy, attribution.where([r]), attribution.why([r])
+            )
+        )
+    return tuple(found)
+
+
+def _op_times(trace: Trace, steps: Steps, mask: np.ndarray) -> tuple[float, float, float]:
+    """Median seconds of one F, B and W under the mask."""
+    spans = trace.spans[mask & pipeline_work(trace.spans) & np.isin(steps.number, steps.kept)]
+    time_s = (spans["end_ns"] - spans["start_ns"]) / 1e9
+    medians = (time_s[spans["kind"] == kind] for kind in PIPELINE_KINDS)
+    forward, backward, weight = (float(np.median(times)) if len(times) else 0.0 for times in medians)
+    return forward, backward, weight
+
+
+def links(program: Program, steps: Steps) -> tuple[LinkResult, ...]:
+    """One row for each pair of stages that exchange messages; transfers are those that a receive waited for."""
+    spans = program.trace.spans
+    inside = np.isin(steps.number, steps.kept) & (spans["kind"] == Kind.RECV)
+    received = np.flatnonzero(inside & (program.messages.partner != MISSING))
+    sent = program.messages.partner[received]
+    ready = np.maximum(spans["post_ns"][received], spans["post_ns"][sent])
+    waited = (spans["flags"][received] & np.uint16(Flag.NEVER_WAITED)) == 0
+    certain = waited & (spans["start_ns"][received] <= ready)
+    transfer_s = np.maximum(spans["end_ns"][received] - ready, 0) / 1e9
+    pairs = np.stack([spans["stage"][sent], spans["stage"][received]], axis=1)
+    found = []
+    for src, dst in np.unique(pairs, axis=0).tolist():
+        own = (pairs == (src, dst)).all(axis=1)
+        measured = transfer_s[own & certain]
+        time = float(np.median(measured)) if len(measured) else 0.0
+        size = int(np.median(spans["size_bytes"][received[own]]))
+        direction = "forward" if dst > src else "backward"
+        found.append(LinkResult(src, dst, direction, size, time, size / time if time > 0 else None))
+    return tuple(found)
+
+
+def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:
+    """What the reader should know about the record, ranks that did not end well included."""
+    found = [*trace.warnings, *steps.warnings]
+    silent = sorted(set(trace.ranks) - set(steps.ranks.tolist()))
+    if silent:
+        found.append(f"ranks without pipeline work: {', '.join(map(str, silent[:8]))}{', ...' if silent[8:] else ''}")
+    ended = {rank: facts for rank, facts in trace.ranks.items() if facts.status in ("raised", "killed")}
+    last = {rank: int(steps.number[trace.spans["rank"] == rank].max(initial=0)) for rank in ended}
+    for rank, facts in sorted(ended.items())[:16]:
+        where = f"inside {facts.inside}" if facts.inside else "between two ops"
+        how = "ended by an exception" if facts.status == "raised" else "was killed"
+        found.append(f"rank {rank} {how} in step {last[rank]}, {where}")
+    return tuple(found)

@@ -1,0 +1,47 @@
+"""The host is late: inputs are there, and the next op is not started.
+
+What it finds: Host time is the largest loss: Python, data loading, logging, checkpoints, garbage collection, or a call
+that waits for the device.
+
+Why it matters: One late rank holds up the whole pipeline; the profile of the GPUs shows only that they wait.
+
+What to try: Move what the script does between steps and before the optimizer off the named rank's main thread, or do it
+less often.
+
+Source: public threads on launch-bound pipelines and on data loaders of the first and last stage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ppdiag.analyzers.symptoms import is_verdict, severity
+from ppdiag.diagnosis import Advice, Cause, Symptom
+
+if TYPE_CHECKING:
+    from ppdiag.analyzers.symptoms import Evidence
+
+
+def find(evidence: Evidence) -> Symptom | None:
+    """Fires where host time is the verdict."""
+    if not is_verdict(evidence, Cause.HOST):
+        return None
+    diagnosis = evidence.diagnosis
+    rank = diagnosis.verdict.rank
+    named = f"rank {rank}" if rank is not None else "the ranks"
+    own = next((row for row in diagnosis.ranks if row.rank == rank), None)
+    numbers = [f"host {diagnosis.why.host:.1%} of the step"]
+    if own is not None:
+        numbers.append(f"rank {rank} stood {own.where.host:.1%} of the step outside of compute and waits")
+    numbers.append(
+        f"phases of a step: pipeline {diagnosis.phases.pipeline_s * 1e3:.1f} ms, tail {diagnosis.phases.tail_s * 1e3:.1f} ms, "
+        f"between steps {diagnosis.phases.between_s * 1e3:.1f} ms"
+    )
+    advice = Advice(
+        action=f"Find what {named} does outside of the pipeline's ops",
+        how=f"a Python profile of {named} (py-spy record --pid ...): data loading, logging, checkpoints, .item() calls",
+        gain_fraction=max(0.0, evidence.gains[Cause.HOST]),
+        source="replay of the run without host time: an upper bound",
+        measure_after="host time of the stage table",
+    )
+    return Symptom("host-stall", "The host is late", severity(diagnosis.why.host), tuple(numbers), (advice,))

@@ -1,0 +1,78 @@
+"""Low utilisation, gaps uneven: one stage computes longer than the others.
+
+What it finds: Unequal work is the largest loss: a stage that takes longer than the others, microbatches of unequal
+cost, or one slow rank among those that do the same work.
+
+Why it matters: The slowest stage sets the pace of the whole pipeline; more microbatches or another schedule do not help.
+A stage 30 % over the others comes before any other tuning.
+
+What to try: Move layers off the slow stage by measured time, not by number of layers: embedding, loss head and
+mixture-of-experts layers cost what they cost. For unequal microbatches, balance them by their cost.
+
+Source: the rule of thumb of 30 % is from practice; Lin et al., Understanding Stragglers in Large Model Training (2025),
+for stage and sequence-length imbalance.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ppdiag.analyzers.symptoms import is_verdict, severity
+from ppdiag.diagnosis import Advice, Cause, Symptom
+
+if TYPE_CHECKING:
+    from ppdiag.analyzers.symptoms import Evidence
+
+RESPLIT = {
+    "torch.distributed.pipelining": "other layers for each PipelineStage (or other split points in pipeline(split_spec=...))",
+}
+
+
+def find(evidence: Evidence) -> Symptom | None:
+    """Fires where imbalance is the verdict."""
+    if not is_verdict(evidence, Cause.IMBALANCE):
+        return None
+    share = evidence.diagnosis.why.imbalance
+    return Symptom(
+        id="imbalance",
+        title="Low utilisation, gaps uneven",
+        severity=severity(share),
+        evidence=tuple(_numbers(evidence)),
+        advice=(_advice(evidence),),
+    )
+
+
+def _numbers(evidence: Evidence) -> list[str]:
+    split = evidence.diagnosis.imbalance
+    rows = [
+        f"imbalance {evidence.diagnosis.why.imbalance:.1%} of the step: between stages {split.stage:.1%}, "
+        f"between microbatches {split.microbatch:.1%}, between ranks of one stage {split.rank:.1%}"
+    ]
+    stages = evidence.diagnosis.stages
+    slowest = max(stages, key=lambda stage: stage.forward_s + stage.backward_s + stage.weight_s)
+    rows.append(
+        f"stage {slowest.stage}: F {slowest.forward_s * 1e3:.1f} ms, B {slowest.backward_s * 1e3:.1f} ms, "
+        f"busy {slowest.busy_fraction:.0%}; "
+        f"all stages busy {min(s.busy_fraction for s in stages):.0%} to {max(s.busy_fraction for s in stages):.0%}"
+    )
+    return rows
+
+
+def _advice(evidence: Evidence) -> Advice:
+    split = evidence.diagnosis.imbalance
+    if split.microbatch > max(split.stage, split.rank):
+        action, how = "Give microbatches equal cost", "pack or sort samples by the sum of their squared lengths"
+    elif split.rank > split.stage:
+        action, how = "Look at the slow ranks' machines", "clocks, throttling and other processes on the slow rank's host"
+    else:
+        stage = evidence.diagnosis.verdict.stage
+        named = f"stage {stage}" if stage is not None else "the slow stages"
+        action = f"Move layers off {named}, by measured time"
+        how = RESPLIT.get(evidence.framework, "the layers of each stage, where your script splits the model")
+    return Advice(
+        action=action,
+        how=how,
+        gain_fraction=max(0.0, evidence.gains[Cause.IMBALANCE]),
+        source="replay of the run with equal work: an upper bound, since layers cannot be cut at will",
+        measure_after="compute time of each stage (the bar chart): within 10 % of each other",
+    )

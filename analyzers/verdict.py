@@ -1,0 +1,174 @@
+"""The one thing to know first: which cause, at which place, how much of the step, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers import blame
+from ppdiag.diagnosis import Cause, ImbalanceSplit, Verdict, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ppdiag.analyzers.graph import Graph
+    from ppdiag.analyzers.shape import Shape
+    from ppdiag.analyzers.why import Shares
+    from ppdiag.trace import Trace
+
+WORTH_SAYING = 0.05
+"""Causes below this share of the step time are not spoken of."""
+MOST_UNEXPLAINED = 0.05
+"""With more of the step unexplained than this no verdict is given."""
+LEAST_COVERED = 0.8
+"""A place is named only where repairing it alone gains this much of what removing the whole cause would."""
+MOST_CLOCK_ERROR = 0.05
+"""With a clock error above this share of the step the causes cannot be told apart."""
+STANDARD_ERRORS = 2.0
+"""Two causes closer than this many standard errors of their difference over the steps are not told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the verdict rests on."""
+
+    trace: Trace
+    shape: Shape
+    graph: Graph
+    shares: Shares
+    why: Why
+    imbalance: ImbalanceSplit
+
+
+def decide(context: Context) -> Verdict:
+    """The verdict of a run."""
+    why = {Cause(field.name): getattr(context.why, field.name) for field in fields(Why)}
+    unexplained = why.pop(Cause.UNEXPLAINED)
+    cause = max(why, key=lambda name: why[name])
+    doubt = _doubt(context, cause, why, unexplained)
+    if why[cause] < WORTH_SAYING and not doubt:
+        return _nothing(context, why[cause], cause)
+    place = _place(context, cause)
+    confidence = "undecided" if doubt else "inferred" if context.shape.inferred else "measured"
+    text = f"{_headline(context, cause, place, why[cause])}{doubt}"
+    return Verdict(
+        cause=cause.value,
+        stage=place.stage,
+        link=_stages_of_link(context, place.link),
+        rank=place.rank,
+        share=why[cause],
+        confidence=confidence,
+        text=text,
+    )
+
+
+def gains(context: Context) -> Mapping[Cause, float]:
+    """For each factor, the share of the step time that would go if it alone went."""
+    shares = context.shares
+    total = float(shares.duration_K.sum())
+    return {factor: float((shares.kept_K - time).sum()) / total for factor, time in shares.without_K.items()}
+
+
+def _nothing(context: Context, share: float, cause: Cause) -> Verdict:
+    idle = context.why.total
+    text = f"no cause of idle time reaches 5 % of the step (idle {idle:.1%} in all, most of it {cause.value} {share:.1%})"
+    return Verdict(None, None, None, None, share, "measured", text)
+
+
+def _doubt(context: Context, cause: Cause, why: Mapping[Cause, float], unexplained: float) -> str:
+    """Why the verdict cannot be relied on; empty where it can."""
+    median_s = float(np.median(context.shares.duration_K))
+    if unexplained > MOST_UNEXPLAINED:
+        return f"; undecided, since the replay leaves {unexplained:.1%} of the step unexplained"
+    if context.trace.clock_error_s > MOST_CLOCK_ERROR * median_s:
+        return f"; undecided, since the clocks may be off by {context.trace.clock_error_s * 1e3:.1f} ms"
+    second = max((name for name in why if name is not cause), key=lambda name: why[name])
+    if why[second] >= WORTH_SAYING and not _told_apart(context.shares, cause, second):
+        return f"; undecided, since {second.value} ({why[second]:.1%}) is as large within the spread of the steps"
+    return ""
+
+
+def _told_apart(shares: Shares, first: Cause, second: Cause) -> bool:
+    difference_K = (shares.cause_K[first] - shares.cause_K[second]) / shares.duration_K
+    if len(difference_K) < 2:
+        return True
+    error = float(difference_K.std(ddof=1)) / np.sqrt(len(difference_K))
+    return bool(abs(float(difference_K.mean())) >= STANDARD_ERRORS * error)
+
+
+NOWHERE = blame.Candidate(gain_s=0.0)
+
+
+def _place(context: Context, cause: Cause) -> blame.Candidate:
+    """The stage, rank or link that the cause sits at; ``NOWHERE`` where no single one covers it."""
+    if cause is Cause.BUBBLE:
+        return NOWHERE
+    if cause is Cause.IMBALANCE and context.imbalance.stage < max(context.imbalance.microbatch, context.imbalance.rank):
+        return NOWHERE
+    found = blame.candidates(cause, context.graph)
+    shares = context.shares
+    blamed_s = float((shares.kept_K - shares.without_K[cause]).mean())
+    covered = found and found[0].gain_s >= LEAST_COVERED * blamed_s
+    return found[0] if covered else NOWHERE
+
+
+def _stages_of_link(context: Context, link: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The stages at the ends of a link of two ranks: its first message's."""
+    if link is None:
+        return None
+    src, dst = (context.shape.stages[rank] for rank in link)
+    pairs = [(a, b) for a in src for b in dst if abs(a - b) == 1]
+    return pairs[0] if pairs else (src[0], dst[0])
+
+
+def _headline(context: Context, cause: Cause, place: blame.Candidate, share: float) -> str:
+    return f"{share:.1%} of the step is lost to {_PHRASES[cause](context, place)}"
+
+
+def _bubble(context: Context, _place: blame.Candidate) -> str:
+    return (
+        f"the pipeline bubble: {context.shape.microbatches} microbatches over {context.shape.pp} ranks "
+        "leave the schedule itself with idle time"
+    )
+
+
+def _imbalance(context: Context, place: blame.Candidate) -> str:
+    if place.stage is None:
+        split = {"stages": context.imbalance.stage, "microbatches": context.imbalance.microbatch}
+        split["ranks that hold the same stage"] = context.imbalance.rank
+        return f"load imbalance between {max(split, key=lambda name: split[name])}"
+    own, others = _stage_times(context.graph, place.stage)
+    return f"load imbalance: stage {place.stage} computes {own / others:.2f} times as long as the others on average"
+
+
+def _stage_times(graph: Graph, stage: int) -> tuple[float, float]:
+    """Mean work of one stage, and mean work of the others, in seconds a step."""
+    stages = np.unique(graph.stage_N[graph.stage_N >= 0])
+    total = {int(s): float(graph.work_NK[graph.stage_N == s].sum()) for s in stages}
+    others = [time for s, time in total.items() if s != stage] or [total[stage]]
+    return total[stage], float(np.mean(others)) or 1.0
+
+
+def _communication(context: Context, place: blame.Candidate) -> str:
+    if place.link is not None:
+        a, b = _stages_of_link(context, place.link) or (None, None)
+        return f"communication between stages {a} and {b} (rank {place.link[0]} to rank {place.link[1]})"
+    if place.group is not None:
+        return f"collectives of process group {context.trace.groups[place.group].name!r}"
+    return "communication, spread over several links"
+
+
+def _host(_context: Context, place: blame.Candidate) -> str:
+    if place.rank is not None:
+        return f"the host on rank {place.rank}: its inputs were there, and its next op was not started"
+    return "the host, spread over the ranks: inputs were there, and the next ops were not started"
+
+
+_PHRASES = {
+    Cause.BUBBLE: _bubble,
+    Cause.IMBALANCE: _imbalance,
+    Cause.COMMUNICATION: _communication,
+    Cause.HOST: _host,
+}
