@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,9 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool) -> Sequence[str]:
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001  (a fault of the analysis is no fault of the job)
-        _say(f"the analysis failed: {type(error).__name__}: {error}")
+        if click.get_current_context().find_root().params.get("verbose"):
+            traceback.print_exception(error)
+        _say(f"the analysis failed: {type(error).__name__}: {error} (see error)")
     else:
         for condition in holding:
             _say(f"--fail-on {condition}")

@@ -1,0 +1,119 @@
+"""The pages say what the code does: a command, a message or a field without its words fails here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from ppdiag import errors
+from ppdiag.analyzers.sources import SOURCES
+from ppdiag.commands import COMMANDS
+from ppdiag.conditions import QUANTITIES
+from ppdiag.diagnosis import Cause, Place
+from ppdiag.errors import PpdiagError
+from ppdiag.model import SPAN_FIELDS, Flag, Kind
+from ppdiag.reports import REPORTS
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCS = REPOSITORY / "docs"
+PAGES = sorted([*REPOSITORY.glob("*.md"), *DOCS.glob("*.md")])
+ERRORS = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, PpdiagError)]
+OWN_MODULES = {"__init__"}
+
+
+def _page(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+def _sections(name: str) -> dict[str, str]:
+    """The second-level sections of a page: heading and text."""
+    parts = re.split(r"^## (.+)$", _page(name), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", COMMANDS.names())
+def test_each_command_has_a_section_with_all_its_options(name):
+    section = _sections("docs/command-line.md")[f"ppdiag {name}"]
+    command: click.Command = COMMANDS.load(name)
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            for option in parameter.opts:
+                assert f"`{option}" in section
+
+
+def test_each_command_is_one_file_one_row_and_one_file_of_tests():
+    files = {path.stem for path in (REPOSITORY / "ppdiag" / "commands").glob("*.py")} - OWN_MODULES
+    tests = {path.stem.removeprefix("test_") for path in (REPOSITORY / "tests" / "commands").glob("test_*.py")}
+    assert files == set(COMMANDS.names()) == tests
+
+
+@pytest.mark.parametrize("name", COMMANDS.names())
+def test_each_command_is_loaded_and_helps(name):
+    command: click.Command = COMMANDS.load(name)
+    assert command.name == name
+    assert command.get_short_help_str()
+
+
+def test_each_source_is_one_file_or_more_and_loads():
+    assert all(SOURCES.load(name) for name in SOURCES.names())
+
+
+def test_each_report_loads():
+    assert all(REPORTS.load(name) for name in REPORTS.names())
+
+
+def test_each_message_has_a_section_and_each_section_a_message():
+    assert sorted(_sections("docs/messages.md")) == sorted({error.slug for error in ERRORS})
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.slug)
+def test_the_exit_code_of_each_message_is_written_down(error):
+    assert f"exit code {error.exit_code}" in _sections("docs/messages.md")[error.slug].lower()
+    for page, heading in (("docs/command-line.md", "Exit codes"), ("README.md", "Exit codes")):
+        assert re.search(rf"^\| {error.exit_code} \|", _sections(page)[heading], re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_each_quantity_of_a_condition_is_explained(name):
+    assert f"`{name}`" in _sections("docs/command-line.md")["Conditions"]
+
+
+@pytest.mark.parametrize("name", [*(name for name, _, _ in SPAN_FIELDS), *(kind.name for kind in Kind)])
+def test_each_field_and_kind_of_the_record_is_explained(name):
+    assert f"`{name}`" in _sections("docs/record.md")["Spans"]
+
+
+@pytest.mark.parametrize("flag", list(Flag))
+def test_each_flag_of_the_record_is_explained_with_its_number(flag):
+    assert f"| `{flag.name}` | {flag.value} |" in _page("docs/record.md")
+
+
+@pytest.mark.parametrize("word", [*Cause, *Place], ids=str)
+def test_each_cause_and_place_is_explained(word):
+    assert f"| {word.value.replace('_', ' ')} |" in _page("docs/accounting.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_inside_the_project_leads_somewhere(page):
+    for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8")):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in _anchors(path), f"{page.name}: {target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("word", re.findall(r"`make (\w+)", (REPOSITORY / "README.md").read_text("utf-8")))
+def test_each_word_of_make_in_the_readme_is_in_the_makefile(word):
+    listed = subprocess.run(
+        ["make", "--dry-run", "--always-make", word], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert listed.returncode == 0, listed.stderr
