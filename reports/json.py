@@ -25,7 +25,7 @@ def write(diagnosis: Diagnosis, stream: TextIO) -> None:
     stream.write("\n")
 
 
-def _plain(value: object) -> object:  # noqa: ANN401  (any part of a diagnosis)
+def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {_plain(key) if isinstance(key, str) else str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

@@ -13,14 +13,15 @@
 
   async function unpack() {
     const text = atob(document.getElementById("timeline-intervals").textContent.trim());
-    const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
+    const bytes = new Uint8Array(text.length);
+    for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const data = new Uint8Array(await new Response(stream).arrayBuffer());
     let offset = 0;
     const raw = (count) => data.subarray(offset, (offset += count));
     const numbers = (count) => {
-      const planes = [raw(count), raw(count), raw(count), raw(count)], values = new Int32Array(count);
-      for (let i = 0; i < count; i++) values[i] = planes[0][i] | planes[1][i] << 8 | planes[2][i] << 16 | planes[3][i] << 24;
+      const [a, b, c, d] = [raw(count), raw(count), raw(count), raw(count)], values = new Int32Array(count);
+      for (let i = 0; i < count; i++) values[i] = a[i] | b[i] << 8 | c[i] << 16 | d[i] << 24;
       return values;
     };
     return facts.counts.map((count, track) => {
@@ -65,19 +66,20 @@
   function paint(line, track, row, width) {
     const scale = quantum * width / (view.to - view.from), shift = view.from / quantum;
     const palette = track.ops ? colours.kinds : colours.places, last = track.first[row + 1];
+    const { cover, red, green, blue } = line;
     for (let i = firstAfter(track, row, shift); i < last; i++) {
       let x0 = (track.starts[i] - shift) * scale, x1 = (track.ends[i] - shift) * scale;
       if (x0 >= width) break;
       if (track.ops && x1 - x0 > 6) x1 -= 1; // a hairline between neighbours of one colour
       x0 = Math.max(x0, 0);
       x1 = Math.min(x1, width);
-      const [r, g, b] = (palette[track.kinds[i]] || colours.soft).rgb;
+      const rgb = (palette[track.kinds[i]] || colours.soft).rgb, r = rgb[0], g = rgb[1], b = rgb[2];
       for (let pixel = Math.floor(x0); pixel < x1; pixel++) {
         const share = Math.min(x1, pixel + 1) - Math.max(x0, pixel);
-        line.cover[pixel] += share;
-        line.red[pixel] += share * r;
-        line.green[pixel] += share * g;
-        line.blue[pixel] += share * b;
+        cover[pixel] += share;
+        red[pixel] += share * r;
+        green[pixel] += share * g;
+        blue[pixel] += share * b;
       }
     }
   }
@@ -86,7 +88,8 @@
     const width = Math.max(1, Math.round((canvas.clientWidth - LEFT) * ratio));
     const height = Math.round(panel.height * ratio), rowPixels = height / (view.bottom - view.top);
     const image = context.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-    const line = { cover: null, red: null, green: null, blue: null }, colour = new Uint32Array(width);
+    const [cover, red, green, blue] = [0, 1, 2, 3].map(() => new Float32Array(width));
+    const line = { cover, red, green, blue }, colour = new Uint32Array(width);
     const ground = panel.ground.rgb, beyond = colours.card.rgb;
     const stepEnd = (panel.step - view.from) / (view.to - view.from) * width;
     let drawn = -1;
@@ -95,13 +98,13 @@
       if (rowPixels > 8 && Math.floor(view.top + (y + 1.5) / rowPixels) !== row) continue; // a gap between rows
       if (row !== drawn) {
         drawn = row;
-        for (const name of Object.keys(line)) line[name] = new Float32Array(width);
+        for (const part of [cover, red, green, blue]) part.fill(0);
         panel.tracks.forEach((track) => paint(line, track, row, width));
         for (let x = 0; x < width; x++) {
-          const cover = line.cover[x], most = Math.max(cover, 1), rest = Math.max(0, 1 - cover);
+          const most = Math.max(cover[x], 1), rest = Math.max(0, 1 - cover[x]);
           const back = x < stepEnd ? ground : beyond;
-          colour[x] = 0xff000000 | line.blue[x] / most + rest * back[2] << 16 |
-            line.green[x] / most + rest * back[1] << 8 | line.red[x] / most + rest * back[0];
+          colour[x] = 0xff000000 | blue[x] / most + rest * back[2] << 16 |
+            green[x] / most + rest * back[1] << 8 | red[x] / most + rest * back[0];
         }
       }
       pixels.set(colour, y * width);
