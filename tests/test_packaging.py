@@ -90,7 +90,7 @@ def test_the_pth_arms_inside_a_job_only(wheel, variables, armed, tmp_path):
     (package / "install.py").write_text("def arm(): print('armed')")
     (tmp_path / "ppdiag.pth").write_bytes(wheel.read("ppdiag.pth"))
     snippet = "import site, sys; site.addsitedir(sys.argv[1])"
-    command = [sys.executable, "-I", "-c", snippet, str(tmp_path)]
+    command = [sys.executable, "-I", "-S", "-c", snippet, str(tmp_path)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     assert done.stdout == ("armed\n" if armed else "")
 
@@ -103,7 +103,7 @@ def test_a_pth_whose_package_is_broken_costs_one_line(wheel, tmp_path):
     snippet = (
         "import sys; sys.path.insert(0, sys.argv[1]); exec(open(sys.argv[1] + '/ppdiag.pth').read()); print('ran')"
     )
-    command = [sys.executable, "-I", "-c", snippet, str(tmp_path)]
+    command = [sys.executable, "-I", "-S", "-c", snippet, str(tmp_path)]
     done = subprocess.run(command, env={"PPDIAG_RUN_DIR": "/run"}, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("ran\n", "ppdiag: not recording: RuntimeError()\n")
 

@@ -85,7 +85,7 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool) -> Sequence[str]:
         for condition in holding:
             _say(f"--fail-on {condition}")
         if not quiet:
-            _say(f"record kept in {path}; ppdiag analyze reads it again")
+            _say(f"the record is kept in {path}" + (f", the report in {asked.html}" if asked.html else ""))
         return holding
     _say(f"the record is kept in {path}; try ppdiag -v analyze {path}")
     return ()
