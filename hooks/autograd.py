@@ -25,7 +25,7 @@ def install() -> None:
     if variable is None or _patches:
         return
     guard.register(PROBE, uninstall)
-    base = type(variable._execution_engine)  # noqa: SLF001
+    base = type(variable._execution_engine)
     engine = type(base.__name__, (base,), {"run_backward": _run_backward(base.run_backward, torch)})
     _patches.replace(variable, "_execution_engine", engine())
 
@@ -35,17 +35,17 @@ def uninstall() -> None:
     _patches.restore()
 
 
-def _run_backward(original: Any, torch: Any) -> Any:  # noqa: ANN401
-    recorder, threads, graph_task = RECORDER, RECORDER.threads, torch._C._current_graph_task_id  # noqa: SLF001
+def _run_backward(original: Any, torch: Any) -> Any:
+    recorder, threads, graph_task = RECORDER, RECORDER.threads, torch._C._current_graph_task_id
 
-    def run_backward(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def run_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A backward within a backward (checkpointing; on CUDA in another thread) is part of the outer one.
         if not (recorder.active or recorder.start()) or threads.named or threads.flags or graph_task() != -1:
             return original(self, *args, **kwargs)
         run = None
         try:
             run = INFERENCE.backward_begins()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             guard.failed(PROBE, error)
         failed = True
         try:
@@ -56,5 +56,5 @@ def _run_backward(original: Any, torch: Any) -> Any:  # noqa: ANN401
                 INFERENCE.backward_ends(run, failed=failed)
         return result
 
-    run_backward._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
+    run_backward._torchdynamo_disable = True  # type: ignore[attr-defined]
     return run_backward

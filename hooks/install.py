@@ -1,7 +1,7 @@
 """Arms a Python process: the probes go on as soon as the modules they patch have been imported, and never before.
 
-``arm`` is called by the start-up hook in every Python under ``ppdiag run``; in most of them torch is never imported, and
-then nothing else happens.
+``arm`` is called by the start-up hook in every Python under ``ppdiag run``; in most of them torch is never imported,
+and then nothing else happens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def arm() -> None:
         _note_process("armed")
         for name in [name for name in sys.modules if finder.is_watched(name)]:
             run_installers(name)
-    except Exception as error:  # noqa: BLE001  (the job comes first)
+    except Exception as error:
         guard.failed("install", error)
 
 
@@ -79,25 +79,25 @@ def run_installers(name: str, *, note: bool = True) -> None:
         for package in adapters.ADAPTERS:
             if name.startswith(package):
                 adapters.load(package).install(name)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         guard.failed(f"install {name}", error)
 
 
 def _probes(module: str) -> list[Any]:
     """The probes that a module of torch is patched by; imported only now, since most processes never import torch."""
     if module == OPTIMIZER:
-        from ppdiag.hooks import optimizer  # noqa: PLC0415
+        from ppdiag.hooks import optimizer
 
         return [optimizer]
     if module == DISTRIBUTED:
-        from ppdiag.hooks import autograd, modules, process_group  # noqa: PLC0415
+        from ppdiag.hooks import autograd, modules, process_group
 
         return [process_group, autograd, modules]
     return []
 
 
 class _Finder:
-    """A meta path finder that finds nothing itself: it has the others find, and installs after the module's execution."""
+    """A meta path finder that finds nothing itself: it has the others find, and sees to what follows the execution."""
 
     def __init__(self) -> None:
         self._names = {DISTRIBUTED, OPTIMIZER, *adapters.ADAPTERS}
@@ -138,7 +138,7 @@ def _watch(spec: ModuleSpec) -> None:
 
 
 def _forked() -> None:
-    """In a forked child of a recording rank (a DataLoader's worker): off. Of a process that never recorded: still armed."""
+    """In a forked child: off if the parent was recording (a DataLoader's worker), else still armed."""
     with contextlib.suppress(Exception):
         recorder = sys.modules.get("ppdiag.hooks.recorder")
         if recorder is not None and recorder.RECORDER.forked():
@@ -151,8 +151,8 @@ def _note_process(event: str) -> None:
     line = json.dumps({**facts, "executable": sys.executable, "event": event, "unix_ns": time.time_ns()}) + "\n"
     folder = os.environ[RUN_DIR_VARIABLE]
     with contextlib.suppress(OSError):
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        path = os.path.join(folder, PROCESSES_FILE)  # noqa: PTH118
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, PROCESSES_FILE)
         fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             os.write(fd, line.encode("utf-8", "backslashreplace"))

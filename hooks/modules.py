@@ -1,4 +1,4 @@
-"""Forward and microbatch of code that no adapter names, found from calls of root modules and from the gaps between messages.
+"""Forward and microbatch of code that no adapter names, from calls of root modules and gaps between messages.
 
 Active once a message was posted outside every adapter. Then a call of a module that no other module called is (part of)
 a forward; consecutive ones with no message and no backward between them are one forward (a loss after the model). Where
@@ -10,6 +10,7 @@ All spans found here carry ``Flag.INFERRED`` and no stage: the analysis finds th
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Inference:
         self._microbatches.clear()
         self._outstanding.clear()
 
-    def message(self, kind: int, tensor: Any) -> None:  # noqa: ANN401
+    def message(self, kind: int, tensor: Any) -> None:
         """A message is about to be posted."""
         if not self.in_use:
             self.in_use = True
@@ -108,17 +109,15 @@ class Inference:
         """The engine is done."""
         end_ns = perf_counter_ns()
         RECORDER.inside = self._running = None
-        label = run.label
-        if label is None and self._outstanding:
-            label = self._outstanding[0]
-        if label in self._outstanding:
+        label = run.label or (self._outstanding[0] if self._outstanding else (NONE, NONE))
+        with contextlib.suppress(ValueError):
             self._outstanding.remove(label)
-        tail = self._tail(Kind.BACKWARD, run.start_ns, label or (NONE, NONE), Flag.FAILED if failed else 0)
+        tail = self._tail(Kind.BACKWARD, run.start_ns, label, Flag.FAILED if failed else 0)
         RECORDER.append((run.start_ns, end_ns, *tail))
         self._boundary(end_ns)
         self._backward_seen = True
 
-    def module_begins(self, module: Any) -> None:  # noqa: ANN401
+    def module_begins(self, module: Any) -> None:
         """A root module is called."""
         if self._open is not None and self._open.root == id(module):
             self._close()  # the same stage again: the next microbatch
@@ -132,7 +131,7 @@ class Inference:
         tail = self._tail(Kind.FORWARD, opened.start_ns, opened.label, opened.flags)
         RECORDER.inside_start_ns, RECORDER.inside = opened.start_ns, tail
 
-    def module_ends(self, output: Any) -> None:  # noqa: ANN401
+    def module_ends(self, output: Any) -> None:
         """The root module has returned ``output``, or raised (None)."""
         RECORDER.inside = None
         if self._open is not None:
@@ -141,12 +140,12 @@ class Inference:
             if output is None:
                 self._open.flags |= Flag.FAILED
 
-    def _is_activation(self, tensor: Any) -> bool:  # noqa: ANN401
+    def _is_activation(self, tensor: Any) -> bool:
         if not tensor.is_floating_point():
             return False
         return tensor.requires_grad or (bool(_evaluation_flag()) and not self._backward_seen)
 
-    def _gap(self, output: Any) -> None:  # noqa: ANN401
+    def _gap(self, output: Any) -> None:
         """The forward is the time since the last event."""
         if RECORDER.step_ended:
             RECORDER.begin_step()
@@ -177,19 +176,19 @@ class Inference:
         self._boundary_ns = end_ns
         self._forward_seen = False
 
-    def _follow(self, tensor: Any, label: tuple[int, int]) -> None:  # noqa: ANN401
+    def _follow(self, tensor: Any, label: tuple[int, int]) -> None:
         """Have the graph say which forward a backward belongs to, when it comes to this tensor's node."""
         node = getattr(tensor, "grad_fn", None)
         if node is None:
             return
 
-        def name_backward(_gradients: Any) -> None:  # noqa: ANN401
+        def name_backward(_gradients: Any) -> None:
             if self._running is not None and self._running.label is None:
                 self._running.label = label
 
         node.register_prehook(name_backward)
 
-    def _tail(self, kind: Kind, start_ns: int, label: tuple[int, int], flags: int) -> Any:  # noqa: ANN401
+    def _tail(self, kind: Kind, start_ns: int, label: tuple[int, int], flags: int) -> Any:
         threads = RECORDER.threads
         flags |= threads.flags | Flag.INFERRED
         microbatch, chunk = label
@@ -213,12 +212,13 @@ def install() -> None:
 def uninstall() -> None:
     """Stop listening, and put ``Module.__call__`` back."""
     _patches.restore()
-    for listeners, function in (
+    pairs: tuple[tuple[list[Any], Any], ...] = (
         (process_group.before_post, INFERENCE.message),
         (process_group.after_wait, INFERENCE.waited),
         (optimizer.after_step, INFERENCE.optimized),
         (RECORDER.on_step, INFERENCE.new_step),
-    ):
+    )
+    for listeners, function in pairs:
         if function in listeners:
             listeners.remove(function)
     INFERENCE.__init__()  # type: ignore[misc]
@@ -232,10 +232,10 @@ def install_module_calls() -> None:
         _patches.replace(owner, "__call__", _call(vars(owner)["__call__"], torch.compiler.is_compiling))
 
 
-def _call(original: Any, is_compiling: Any) -> Any:  # noqa: ANN401
+def _call(original: Any, is_compiling: Any) -> Any:
     recorder, threads, inference = RECORDER, RECORDER.threads, INFERENCE
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or threads.depth or threads.named or not recorder.active or _in_backward():
             return original(self, *args, **kwargs)
         threads.depth = 1
@@ -252,23 +252,23 @@ def _call(original: Any, is_compiling: Any) -> Any:  # noqa: ANN401
     return call
 
 
-def _guarded(function: Any, argument: Any) -> None:  # noqa: ANN401
+def _guarded(function: Any, argument: Any) -> None:
     try:
         function(argument)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         guard.failed(PROBE, error)
 
 
 def _in_backward() -> bool:
     """Within a backward: a recomputed forward (checkpointing) is part of it."""
-    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)  # noqa: SLF001
+    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
 
 
 def _evaluation_flag() -> int:
     return 0 if sys.modules["torch"].is_grad_enabled() else Flag.EVALUATION
 
 
-def _first_tensor(output: Any) -> Any:  # noqa: ANN401
+def _first_tensor(output: Any) -> Any:
     """The first tensor with a graph in what a module returned."""
     if isinstance(output, (tuple, list)):
         return next((tensor for tensor in map(_first_tensor, output) if tensor is not None), None)

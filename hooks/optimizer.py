@@ -38,7 +38,7 @@ def uninstall() -> None:
     _open.clear()
 
 
-def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
+def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if not (RECORDER.active or RECORDER.start()):
         return
     try:
@@ -49,26 +49,26 @@ def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
         start_ns = perf_counter_ns()
         _open.append((id(optimizer), start_ns))
         RECORDER.inside_start_ns, RECORDER.inside = start_ns, _tail(start_ns)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         guard.failed(PROBE, error)
 
 
-def _end(optimizer: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
+def _end(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if not RECORDER.active or not _open:
         return
     try:
         end_ns = perf_counter_ns()
-        while _open:
-            owner, start_ns = _open.pop()
-            if owner == id(optimizer):
-                break
-        else:
+        # Those above it on the stack raised: they never called their post hook.
+        start_ns = next((start_ns for owner, start_ns in reversed(_open) if owner == id(optimizer)), None)
+        if start_ns is None:
             return
+        while _open.pop()[0] != id(optimizer):
+            pass
         RECORDER.inside = None
         RECORDER.append((start_ns, end_ns, *_tail(start_ns)))
         if not _open:
             _ended(end_ns)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         guard.failed(PROBE, error)
 
 
@@ -79,6 +79,6 @@ def _ended(end_ns: int) -> None:
     RECORDER.flush_soon()
 
 
-def _tail(start_ns: int) -> Any:  # noqa: ANN401
+def _tail(start_ns: int) -> Any:
     threads = RECORDER.threads
     return compute_tail(Kind.OPTIMIZER, start_ns, RECORDER.step, (NONE, NONE, NONE), threads.number, threads.flags)

@@ -11,7 +11,7 @@ class Patches:
     """The class attributes that one probe replaced.
 
     ``restore`` gives back exactly what was in the class before (nothing, where the attribute was inherited). Where
-    somebody else has put a wrapper around ours since, theirs stays, and ours passes calls through once the recorder sleeps.
+    somebody else has put a wrapper around ours since, theirs stays, and ours passes calls on once the recorder sleeps.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Patches:
     def __bool__(self) -> bool:
         return bool(self._replaced)
 
-    def replace(self, owner: Any, name: str, wrapper: Any) -> None:  # noqa: ANN401  (any class, any attribute)
+    def replace(self, owner: Any, name: str, wrapper: Any) -> None:
         """Set ``owner.name`` to ``wrapper`` until :meth:`restore`."""
         self._replaced.append((owner, name, vars(owner).get(name, _MISSING), wrapper))
         setattr(owner, name, wrapper)

@@ -76,7 +76,7 @@ class _Batch(threading.local):
 class Group:
     """What is known of a process group: its index in the rank's table, its members, its counters."""
 
-    def __init__(self, group: Any, index: int) -> None:  # noqa: ANN401
+    def __init__(self, group: Any, index: int) -> None:
         self.index = index
         self.size = group.size()
         self.name, self.ranks = _members(group)
@@ -97,12 +97,12 @@ class Group:
         return self.ranks[rank] if 0 <= rank < len(self.ranks) else NONE
 
 
-def _members(group: Any) -> tuple[str, list[int]]:  # noqa: ANN401
+def _members(group: Any) -> tuple[str, list[int]]:
     distributed = sys.modules["torch.distributed.distributed_c10d"]
     name = str(getattr(group, "group_name", ""))
     try:
         return name, list(distributed.get_process_group_ranks(group))
-    except Exception:  # noqa: BLE001  (a group that torch.distributed did not make)
+    except Exception:
         return name, list(range(group.size())) if group.size() == distributed.get_world_size() else []
 
 
@@ -111,7 +111,7 @@ _groups: dict[int, tuple[Any, Group]] = {}
 _group_index = itertools.count()
 
 
-def _group(group: Any) -> Group:  # noqa: ANN401
+def _group(group: Any) -> Group:
     """The table's entry of a group; the group itself is referred to weakly, so that destroying it still destroys it."""
     entry = _groups.get(id(group))
     if entry is None:
@@ -173,19 +173,19 @@ def _references_of_ours(pending: dict[int, tuple[Any, tuple[Any, ...]]]) -> int:
 _REFERENCES_OF_OURS = _references_of_ours({0: (object(), ())})
 
 
-def _function(owner: Any, name: str) -> Any:  # noqa: ANN401
+def _function(owner: Any, name: str) -> Any:
     """The plain function below a pybind method: calling it directly is the fastest."""
     found = getattr(owner, name)
     return getattr(found, "__func__", found)
 
 
-def _named_like(wrapper: Any, name: str) -> Any:  # noqa: ANN401
+def _named_like(wrapper: Any, name: str) -> Any:
     wrapper.__name__ = wrapper.__qualname__ = name
-    wrapper._torchdynamo_disable = True  # noqa: SLF001  (what torch.compiler.disable sets, without importing Dynamo)
+    wrapper._torchdynamo_disable = True
     return wrapper
 
 
-def _describe(kind: int, group: Group, tensor: Any, rank: int, tag: int) -> Tail:  # noqa: ANN401
+def _describe(kind: int, group: Group, tensor: Any, rank: int, tag: int) -> Tail:
     """Tail of a message about to be posted."""
     recorder, threads = RECORDER, RECORDER.threads
     label = labels.pop(id(tensor), None) if labels else None
@@ -212,14 +212,14 @@ def _describe_collective(group: Group, op: Collective, args: tuple[Any, ...]) ->
     return (perf_counter_ns(), size_bytes, recorder.step, seq, *where, threads.flags, _COLLECTIVE, op)
 
 
-def _size_bytes(tensors: Any) -> int:  # noqa: ANN401  (a tensor, or lists of tensors)
+def _size_bytes(tensors: Any) -> int:
     """Bytes of the first argument of a collective: the output where it has one of its own, else the buffer."""
     if isinstance(tensors, (list, tuple)):
         return sum(map(_size_bytes, tensors))
     return int(getattr(tensors, "nbytes", 0))
 
 
-def _posted(work: Any, tail: Tail) -> None:  # noqa: ANN401
+def _posted(work: Any, tail: Tail) -> None:
     """A post has returned: its end is the wait for its Work, or the batch's Work, or now."""
     RECORDER.inside = None
     if _batch.open is not None:
@@ -242,11 +242,11 @@ def _message_arguments(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[An
     return given[0], given[1], given[2] if len(given) > 2 else 0
 
 
-def _message(original: Any, kind: int) -> Any:  # noqa: ANN401
+def _message(original: Any, kind: int) -> Any:
     """Wrapper of ``send(tensors, dstRank, tag)`` and ``recv(tensors, srcRank, tag)``."""
     recorder, groups = RECORDER, _groups
 
-    def message(self: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
+    def message(self: Any, *args: Any, **named: Any) -> Any:
         if not (recorder.active or recorder.start()):
             return original(self, *args, **named)
         tail = None
@@ -257,7 +257,7 @@ def _message(original: Any, kind: int) -> Any:  # noqa: ANN401
                 tensors, rank, tag = args if len(args) == 3 else _message_arguments(args, named)
                 tail = _describe(kind, group, tensors[0], rank, tag)
                 recorder.inside_start_ns, recorder.inside = tail[0], tail
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             guard.failed(PROBE, error)
         if tail is None:
             return original(self, *args, **named)
@@ -272,21 +272,21 @@ def _message(original: Any, kind: int) -> Any:  # noqa: ANN401
     return message
 
 
-def _recv_anysource(original: Any) -> Any:  # noqa: ANN401
+def _recv_anysource(original: Any) -> Any:
     """Wrapper of ``recv_anysource(tensors, tag)``."""
 
-    def recv_anysource(self: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
+    def recv_anysource(self: Any, *args: Any, **named: Any) -> Any:
         if not (RECORDER.active or RECORDER.start()):
             return original(self, *args, **named)
-        tail = None
+        tail = group = None
         try:
             group = _group(self)
             if group.size > 1:
                 tail = _describe(_RECV, group, args[0][0], NONE, args[1] if len(args) > 1 else 0)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             guard.failed(PROBE, error)
         work = original(self, *args, **named)
-        if tail is not None:
+        if tail is not None and group is not None:
             _posted(work, tail)
             _any_source[id(work)] = group
         return work
@@ -294,10 +294,10 @@ def _recv_anysource(original: Any) -> Any:  # noqa: ANN401
     return recv_anysource
 
 
-def _collective(original: Any, op: Collective) -> Any:  # noqa: ANN401
+def _collective(original: Any, op: Collective) -> Any:
     """Wrapper of any collective, whatever its overloads."""
 
-    def collective(*args: Any, **named: Any) -> Any:  # noqa: ANN401
+    def collective(*args: Any, **named: Any) -> Any:
         if not (RECORDER.active or RECORDER.start()):
             return original(*args, **named)
         tail = None
@@ -306,7 +306,7 @@ def _collective(original: Any, op: Collective) -> Any:  # noqa: ANN401
             if group.size > 1:
                 tail = _describe_collective(group, op, args)
                 RECORDER.inside_start_ns, RECORDER.inside = tail[0], tail
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             guard.failed(PROBE, error)
         if tail is None:
             return original(*args, **named)
@@ -321,8 +321,8 @@ def _collective(original: Any, op: Collective) -> Any:  # noqa: ANN401
     return collective
 
 
-def _start_coalescing(original: Any) -> Any:  # noqa: ANN401
-    def start_coalescing(*args: Any, **named: Any) -> Any:  # noqa: ANN401
+def _start_coalescing(original: Any) -> Any:
+    def start_coalescing(*args: Any, **named: Any) -> Any:
         result = original(*args, **named)
         _batch.open = []
         return result
@@ -330,8 +330,8 @@ def _start_coalescing(original: Any) -> Any:  # noqa: ANN401
     return start_coalescing
 
 
-def _end_coalescing(original: Any) -> Any:  # noqa: ANN401
-    def end_coalescing(*args: Any, **named: Any) -> Any:  # noqa: ANN401
+def _end_coalescing(original: Any) -> Any:
+    def end_coalescing(*args: Any, **named: Any) -> Any:
         tails, _batch.open = _batch.open, None
         work = original(*args, **named)
         if tails and RECORDER.active:
@@ -345,10 +345,10 @@ def _end_coalescing(original: Any) -> Any:  # noqa: ANN401
     return end_coalescing
 
 
-def _wait(original: Any) -> Any:  # noqa: ANN401
+def _wait(original: Any) -> Any:
     recorder, pending, threads, append = RECORDER, _pending, RECORDER.threads, RECORDER.append
 
-    def wait(self: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401
+    def wait(self: Any, *args: Any, **named: Any) -> Any:
         entry = pending.pop(id(self), None) if pending else None
         if entry is None:
             return original(self, *args, **named)
@@ -376,15 +376,15 @@ def _wait(original: Any) -> Any:  # noqa: ANN401
     return wait
 
 
-def _with_source(work: Any, tails: tuple[Tail, ...]) -> tuple[Tail, ...]:  # noqa: ANN401
+def _with_source(work: Any, tails: tuple[Tail, ...]) -> tuple[Tail, ...]:
     """Put the sender in the tail of a receive from anyone, now that it is known."""
     group = _any_source.pop(id(work), None)
     if group is None:
         return tails
     try:
-        rank = work._source_rank()  # noqa: SLF001  (what torch.distributed.recv itself uses)
+        rank = work._source_rank()
         tail = tails[0]
         return ((*tail[:3], group.count(_RECV, rank, tail[5]), group.global_rank(rank), *tail[5:]),)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         guard.failed(PROBE, error)
         return tails

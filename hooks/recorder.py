@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard
 from ppdiag.hooks.writer import Writer
-from ppdiag.model import NONE, Flag, Kind, RankStatus
+from ppdiag.model import NONE, Flag, RankStatus
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -93,16 +93,12 @@ class Recorder:
         Slow only once: before the rank is known it looks up one attribute.
         """
         if self.stopped or self._writer is not None:
-            return False
+            return False  # asleep, or over
         distributed = sys.modules.get("torch.distributed.distributed_c10d")
         if distributed is None or distributed.GroupMember.WORLD is None:
             return False
         with self._lock:
-            if self._writer is None and not self.stopped:
-                try:
-                    self._begin(distributed)
-                except Exception as error:  # noqa: BLE001  (the job comes first)
-                    self.stop(f"cannot begin the record: {error}", "nothing is recorded, the job goes on")
+            self._begin_once(distributed)
         return self.active
 
     def stop(self, what: str, consequence: str) -> None:
@@ -142,14 +138,14 @@ class Recorder:
         for function in self.on_flush:
             function()
 
-    def fact(self, name: str, value: Any) -> None:  # noqa: ANN401  (anything that JSON can say)
+    def fact(self, name: str, value: Any) -> None:
         """Say a fact of the job, once for each value."""
         if self._facts.get(name, self) != value:
             self._facts[name] = value
             self.lines.append({"type": "fact", "name": name, "value": value})
 
     def forked(self) -> bool:
-        """In a forked child: off for good where the parent was recording, so that its files stay its own; says whether."""
+        """In a forked child: off for good where the parent was recording, whose files stay its own; says whether."""
         self._lock = threading.Lock()
         if self._writer is None:
             return False
@@ -160,7 +156,15 @@ class Recorder:
         self.spans.clear()
         return True
 
-    def _begin(self, distributed: Any) -> None:  # noqa: ANN401
+    def _begin_once(self, distributed: Any) -> None:
+        if self.stopped or self._writer is not None:  # another thread was quicker
+            return
+        try:
+            self._begin(distributed)
+        except Exception as error:
+            self.stop(f"cannot begin the record: {error}", "nothing is recorded, the job goes on")
+
+    def _begin(self, distributed: Any) -> None:
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
         limit = int(os.environ.get(MAX_BYTES_VARIABLE) or DEFAULT_MAX_BYTES)
         folder = os.environ[RUN_DIR_VARIABLE]
@@ -197,7 +201,7 @@ class Recorder:
         self.stopped = True
 
 
-def compute_tail(kind: Kind, start_ns: int, step: int, label: tuple[int, int, int], thread: int, flags: int) -> Tail:  # noqa: PLR0913, PLR0917
+def compute_tail(kind: int, start_ns: int, step: int, label: tuple[int, int, int], thread: int, flags: int) -> Tail:  # noqa: PLR0917
     """Tail of a span that is not a message; ``label`` is (microbatch, stage, chunk)."""
     return (start_ns, 0, step, NONE, NONE, 0, *label, NONE, thread, flags, kind, 0)
 
@@ -231,12 +235,12 @@ def _is_recorded(name: str) -> bool:
 def clock_identity() -> str:
     """Equal in two processes if and only if they read the same monotonic clock: same boot, same time namespace."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
     except OSError:
         boot = socket.gethostname()
     try:
-        namespace = os.stat("/proc/self/ns/time").st_ino  # noqa: PTH116
+        namespace = os.stat("/proc/self/ns/time").st_ino
     except OSError:  # a kernel without time namespaces has one clock
         namespace = 0
     return f"{boot}:{namespace}"

@@ -27,7 +27,7 @@ TICK_S = 0.1
 """Longest time between two flushes, and period of the heartbeat: what a SIGKILL between step ends may cost."""
 ANCHOR_PERIOD_S = 60.0
 BLOCK_RECORDS = 256
-"""Records packed in one go; packing holds the GIL (about 0.5 us a record), so this bounds a stall of the job to 0.2 ms."""
+"""Records packed in one go; packing holds the GIL (about 0.5 us a record): this bounds a stall of the job to 0.2 ms."""
 MAX_STARTS = 10_000
 
 _PACK = struct.Struct(SPAN_STRUCT).pack
@@ -104,11 +104,11 @@ class Writer:
         self._closed = True
 
     def _open(self, folder: str, header: dict[str, Any]) -> None:
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103  (pathlib is not imported for this)
+        os.makedirs(folder, exist_ok=True)
         self._spans_fd, start = _open_next(folder, header["rank"])
         append = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        self._lines_fd = os.open(os.path.join(folder, rank_file_name(header["rank"], start, "jsonl")), append, 0o644)  # noqa: PTH118
-        self._state = _map_state(os.path.join(folder, rank_file_name(header["rank"], start, "state")))  # noqa: PTH118
+        self._lines_fd = os.open(os.path.join(folder, rank_file_name(header["rank"], start, "jsonl")), append, 0o644)
+        self._state = _map_state(os.path.join(folder, rank_file_name(header["rank"], start, "state")))
         data = encode_header({**header, "start": start})
         self._write_all(self._spans_fd, data)
         self._size_bytes = len(data)
@@ -202,7 +202,7 @@ def _pack(spans: list[tuple[int, ...]]) -> bytes:
 def _open_next(folder: str, rank: int) -> tuple[int, int]:
     """Make the span file under the next free start number; returns (file descriptor, start number)."""
     for start in range(MAX_STARTS):
-        path = os.path.join(folder, rank_file_name(rank, start, "spans"))  # noqa: PTH118
+        path = os.path.join(folder, rank_file_name(rank, start, "spans"))
         with contextlib.suppress(FileExistsError):
             return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644), start
     raise FileExistsError(f"{MAX_STARTS} records of rank {rank} in {folder}")

@@ -1,8 +1,8 @@
 """Framework adapters: each names the stages, chunks and microbatches of one framework's pipeline.
 
 An adapter is one file here and one line in :data:`ADAPTERS`: the framework's package, and the object that patches it.
-The object is imported when the first module of the package has been executed; then, and after each further module of the
-package, its ``install(name)`` is called. ``uninstall()`` is equal and opposite.
+The object is imported when the first module of the package has been executed; then, and after each further module of
+the package, its ``install(name)`` is called. ``uninstall()`` is equal and opposite.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class TorchPipelining:
         """Patch the classes of the two modules that have some."""
         guard.register(PROBE, self.uninstall)
         if name == STAGE_MODULE:
-            owner = sys.modules[name]._PipelineStageBase  # noqa: SLF001
+            owner = sys.modules[name]._PipelineStageBase
             for method, kind in _KINDS.items():
                 _replace(owner, method, functools.partial(_compute, kind=kind))
             for method, payload in _PAYLOADS.items():
@@ -64,7 +64,7 @@ class TorchPipelining:
             _replace(module.PipelineScheduleMulti, "step", _step)
             _replace(module.PipelineScheduleSingle, "_initialize_stage", _initialize)
             _replace(module.PipelineScheduleMulti, "_initialize_stages", _initialize)
-            _replace(module._PipelineSchedule, "_maybe_compute_loss", _loss)  # noqa: SLF001
+            _replace(module._PipelineSchedule, "_maybe_compute_loss", _loss)
 
     def uninstall(self) -> None:
         """Undo all patches."""
@@ -77,27 +77,27 @@ class TorchPipelining:
 ADAPTER = TorchPipelining()
 
 
-def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:  # noqa: ANN401
+def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     original = vars(owner).get(name)
     if original is None or hasattr(original, "_ppdiag"):  # not in this version, or installed already
         return
-    wrapper = functools.update_wrapper(wrap(original), original)
-    wrapper._ppdiag = True  # noqa: SLF001
-    wrapper._torchdynamo_disable = True  # noqa: SLF001  (what torch.compiler.disable sets, without importing Dynamo)
+    wrapper: Any = functools.update_wrapper(wrap(original), original)
+    wrapper._ppdiag = True
+    wrapper._torchdynamo_disable = True
     _patches.replace(owner, name, wrapper)
 
 
-def _compute(original: Any, kind: Kind) -> Any:  # noqa: ANN401
+def _compute(original: Any, kind: Kind) -> Any:
     """Wrapper of ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk``."""
     recorder, threads, append, code = RECORDER, RECORDER.threads, RECORDER.append, int(kind)
 
-    def compute(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
         # schedule.eval calls the backward too, which returns at once
         if not (recorder.active or recorder.start()) or (code != Kind.FORWARD and not self.has_backward):
             return original(self, *args, **kwargs)
         try:
             tail = _describe(self, args[0] if args else _chunk_id(kwargs), code)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             guard.failed(PROBE, error)
             return original(self, *args, **kwargs)
         threads.named += 1
@@ -119,7 +119,7 @@ def _compute(original: Any, kind: Kind) -> Any:  # noqa: ANN401
     return compute
 
 
-def _describe(stage: Any, microbatch: int, kind: int) -> Tail:  # noqa: ANN401
+def _describe(stage: Any, microbatch: int, kind: int) -> Tail:
     recorder, threads = RECORDER, RECORDER.threads
     if recorder.step_ended:
         recorder.begin_step()
@@ -143,11 +143,11 @@ def _release(thread: int, end_ns: int = 0, flag: int = 0) -> None:
         RECORDER.append((start_ns, end_ns or forward_end_ns, *(with_flag(tail, Flag(flag)) if flag else tail)))
 
 
-def _loss(original: Any) -> Any:  # noqa: ANN401
+def _loss(original: Any) -> Any:
     """Wrapper of ``_maybe_compute_loss``: a loss over a large vocabulary is work of the last stage's forward."""
     threads = RECORDER.threads
 
-    def maybe_compute_loss(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def maybe_compute_loss(*args: Any, **kwargs: Any) -> Any:
         if not _held:
             return original(*args, **kwargs)
         flag = Flag.FAILED
@@ -161,11 +161,11 @@ def _loss(original: Any) -> Any:  # noqa: ANN401
     return maybe_compute_loss
 
 
-def _label(original: Any, payload: Payload) -> Any:  # noqa: ANN401
+def _label(original: Any, payload: Payload) -> Any:
     """Wrapper of ``get_*_ops``: the tensors of these ops are about to be posted, for this stage and microbatch."""
     recorder, labels = RECORDER, process_group.labels
 
-    def get_ops(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def get_ops(self: Any, *args: Any, **kwargs: Any) -> Any:
         ops = original(self, *args, **kwargs)
         if ops and recorder.active:
             try:
@@ -177,23 +177,23 @@ def _label(original: Any, payload: Payload) -> Any:  # noqa: ANN401
                 label = (microbatch, index, _chunks.get(index, 0), payload, flags)
                 for op in ops:
                     labels[id(op.tensor)] = label
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 guard.failed(PROBE, error)
         return ops
 
     return get_ops
 
 
-def _step(original: Any) -> Any:  # noqa: ANN401
+def _step(original: Any) -> Any:
     """Wrapper of ``schedule.step``."""
     recorder, threads = RECORDER, RECORDER.threads
 
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (recorder.active or recorder.start()):
             return original(self, *args, **kwargs)
         try:
             tail = _begin_step(self)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             guard.failed(PROBE, error)
             return original(self, *args, **kwargs)
         threads.named += 1
@@ -211,7 +211,7 @@ def _step(original: Any) -> Any:  # noqa: ANN401
     return step
 
 
-def _begin_step(schedule: Any) -> Tail:  # noqa: ANN401
+def _begin_step(schedule: Any) -> Tail:
     if RECORDER.step_ended:
         RECORDER.begin_step()
     if _schedule != [id(schedule)]:
@@ -222,8 +222,8 @@ def _begin_step(schedule: Any) -> Tail:  # noqa: ANN401
     return compute_tail(Kind.SCHEDULE, perf_counter_ns(), RECORDER.step, label, RECORDER.threads.number, flags)
 
 
-def _say_facts(schedule: Any) -> None:  # noqa: ANN401
-    stages = getattr(schedule, "_stages", None) or [schedule._stage]  # noqa: SLF001
+def _say_facts(schedule: Any) -> None:
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]
     _chunks.clear()
     _chunks.update({stage.stage_index: chunk for chunk, stage in enumerate(stages)})
     distributed = sys.modules["torch.distributed.distributed_c10d"]
@@ -231,18 +231,18 @@ def _say_facts(schedule: Any) -> None:  # noqa: ANN401
     placement = stages[0].stage_index_to_group_rank
     RECORDER.fact("framework", "torch.distributed.pipelining")
     RECORDER.fact("schedule", type(schedule).__name__.removeprefix("Schedule"))
-    RECORDER.fact("microbatches", schedule._n_microbatches)  # noqa: SLF001
+    RECORDER.fact("microbatches", schedule._n_microbatches)
     RECORDER.fact("pp", stages[0].group_size)
     RECORDER.fact("vpp", len(stages))
     RECORDER.fact("stages", [stage.stage_index for stage in stages])
     RECORDER.fact("stage_ranks", [members[placement[index]] for index in sorted(placement)])
 
 
-def _initialize(original: Any) -> Any:  # noqa: ANN401
-    """Wrapper of ``_initialize_stage(s)``: shape exchange and extra forwards and backwards, in step 1 and after eval."""
+def _initialize(original: Any) -> Any:
+    """Wrapper of ``_initialize_stage(s)``: shape exchange, extra forwards and backwards, in step 1 and after eval."""
     threads = RECORDER.threads
 
-    def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = threads.flags
         start_ns = perf_counter_ns()
         threads.flags |= Flag.INIT

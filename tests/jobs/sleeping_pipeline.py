@@ -27,13 +27,13 @@ class Sleep(torch.autograd.Function):
     """The identity, which takes a while in both directions."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, tensor: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
         ctx.backward_s = backward_s
         time.sleep(forward_s)
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # noqa: ANN401
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         time.sleep(ctx.backward_s)
         return grad, None, None
 
@@ -153,7 +153,7 @@ def train(args: argparse.Namespace) -> None:
         report(args, rank, step)
         host_sleep(args, rank, "between")
         if rank == ranks - 1 and not args.quiet:
-            print(f"step {step}: {1e3 * (time.perf_counter() - begin):.1f} ms", flush=True)  # noqa: T201
+            print(f"step {step}: {1e3 * (time.perf_counter() - begin):.1f} ms", flush=True)
 
 
 def main() -> None:
