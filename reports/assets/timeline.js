@@ -90,7 +90,7 @@
     const image = context.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
     const [cover, red, green, blue] = [0, 1, 2, 3].map(() => new Float32Array(width));
     const line = { cover, red, green, blue }, colour = new Uint32Array(width);
-    const ground = panel.ground.rgb, beyond = colours.card.rgb;
+    const ground = colours[panel.ground].rgb, beyond = colours.card.rgb;
     const stepEnd = (panel.step - view.from) / (view.to - view.from) * width;
     let drawn = -1;
     for (let y = 0; y < height; y++) {
@@ -124,14 +124,14 @@
     context.textBaseline = "middle";
     const every = Math.max(1, Math.ceil(LABEL_ROW / high));
     for (let row = Math.floor(view.top); row < Math.min(rows, view.bottom); row++) {
-      if (row % every) continue;
+      if (row % every !== every >> 1) continue;
       const middle = panel.y + (row + 0.5 - view.top) * high;
       context.fillStyle = colours.soft.text;
       context.font = "12px system-ui, sans-serif";
       context.textAlign = "right";
       const stages = facts.stages[row];
       const text = stages.length > 2 ? `rank ${facts.ranks[row]}` : `rank ${facts.ranks[row]}, st. ${stages.join(" ")}`;
-      context.fillText(text, LEFT - 8, every > 1 ? Math.max(middle, panel.y + 7) : middle, LEFT - 12);
+      context.fillText(text, LEFT - 8, middle, LEFT - 12);
       if (high >= MIN_NUMBER_ROW) drawNumbers(panel.tracks[0], row, middle, high);
     }
     context.restore();
@@ -360,8 +360,8 @@
     const [measured, idle, equal] = await unpack();
     readColours();
     panels = [
-      { title: "As measured", note: `${format(facts.step_s)} a step`, step: facts.step_s, tracks: [measured, idle], ground: colours.track },
-      { title: "Equal work", note: `${format(facts.equal_work_step_s)}; what is idle here is the bubble`, step: facts.equal_work_step_s, tracks: [equal], ground: colours.bubble },
+      { title: "As measured", note: `${format(facts.step_s)} a step`, step: facts.step_s, tracks: [measured, idle], ground: "track" },
+      { title: "Equal work", note: `${format(facts.equal_work_step_s)}; what is idle here is the bubble`, step: facts.equal_work_step_s, tracks: [equal], ground: "bubble" },
     ];
     draw();
     listen();

@@ -126,8 +126,8 @@ def test_a_dark_page_has_dark_ground_and_its_own_charts(browser: Chromium, tmp_p
     light, dark = opened(browser, tmp_path, make_diagnosis()), opened(browser, tmp_path, make_diagnosis(), dark=True)
     ground = "getComputedStyle(document.body).backgroundColor"
     assert (light.evaluate(ground), dark.evaluate(ground)) == ("rgb(245, 246, 248)", "rgb(18, 22, 28)")
-    chart = "document.images[0].currentSrc"
-    assert light.evaluate(chart) != dark.evaluate(chart)
+    charts = "[...document.images].filter((image) => image.offsetWidth).map((image) => image.className)"
+    assert (light.evaluate(charts), dark.evaluate(charts)) == (["on-light"] * 2, ["on-dark"] * 2)
     assert key(FORWARD) not in dark.evaluate(COLOURS)[0]
 
 
