@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes, with an optional decimal unit: ``500M``, ``2GB``."""
+def size_bytes(text: str) -> int:
+    """A number of bytes, with an optional decimal unit.
 
-    name = "size"
+    Raises:
+        click.BadParameter: it is no size.
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Bytes.
+    >>> size_bytes("1.5k"), size_bytes("2 GB")
+    (1500, 2000000000)
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)b?", text.strip().lower())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a size; write for instance 500M or 2G")
+    return round(float(match[1]) * _UNITS[match[2]])
 
-        >>> Size().convert("1.5k", None, None)
-        1500
-        """
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)b?", str(value).strip().lower())
-        if match is None:
-            self.fail(f"{value!r} is not a size; write for instance 500M or 2G", param, ctx)
-        return round(float(match[1]) * _UNITS[match[2]])
+
+def max_size_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --max-size."""
+    text = "Stop recording a rank at this size, e.g. 2G."
+    return click.option("--max-size", metavar="SIZE", type=size_bytes, help=text)(command)
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 import subprocess
 from pathlib import Path
@@ -23,6 +25,12 @@ DOCS = REPOSITORY / "docs"
 PAGES = sorted([*REPOSITORY.glob("*.md"), *DOCS.glob("*.md")])
 ERRORS = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, PpdiagError)]
 OWN_MODULES = {"__init__"}
+WITH_EXAMPLES = sorted(
+    path.relative_to(REPOSITORY)
+    for folder in ("ppdiag", "hooks", "analyzers", "reports")
+    for path in (REPOSITORY / folder).rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
 
 
 def _page(name: str) -> str:
@@ -117,3 +125,10 @@ def test_each_word_of_make_in_the_readme_is_in_the_makefile(word):
         ["make", "--dry-run", "--always-make", word], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
     assert listed.returncode == 0, listed.stderr
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=str)
+def test_examples_in_docstrings_are_true(path):
+    parts = [part for part in path.with_suffix("").parts if part != "ppdiag"]
+    module = importlib.import_module(".".join(("ppdiag", *parts)))
+    assert doctest.testmod(module).failed == 0

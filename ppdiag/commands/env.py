@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from ppdiag.launch import job_variables, prepare_run_directory
-from ppdiag.options import Size
+from ppdiag.options import max_size_option
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--max-size", type=Size(), help="Stop recording a rank at this size, e.g. 2G.")
+@max_size_option
 def env(directory: Path, max_size: int | None) -> None:
     """Print the variables that make a job record into DIRECTORY.
 

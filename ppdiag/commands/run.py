@@ -19,7 +19,7 @@ from ppdiag.launch import (
     rank_files,
     run_job,
 )
-from ppdiag.options import Size, report_options, wanted
+from ppdiag.options import max_size_option, report_options, wanted
 from ppdiag.outputs import Wanted, report
 from ppdiag.silence import why_silent
 
@@ -35,7 +35,7 @@ CONDITION_HOLDS = 3
     "-o", "--output", metavar="DIR", type=click.Path(path_type=Path), help="Run directory (default: a new one)."
 )
 @report_options
-@click.option("--max-size", type=Size(), help="Stop recording a rank at this size, e.g. 2G.")
+@max_size_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913  (one argument an option)
     command: tuple[str, ...],
