@@ -14,16 +14,17 @@ from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import RECORDER
 
 PROBE = "autograd"
+MODULE = "torch.autograd.variable"
 
 _patches = Patches()
 
 
 def install() -> None:
-    """Replace the engine. ``torch.autograd`` must have been imported."""
-    torch = sys.modules.get("torch")
-    variable = getattr(getattr(torch, "autograd", None), "Variable", None)
-    if variable is None or _patches:
+    """Replace the engine. ``torch.autograd.variable`` must have been imported."""
+    module, torch = sys.modules.get(MODULE), sys.modules.get("torch")
+    if module is None or _patches:
         return
+    variable = module.Variable
     guard.register(PROBE, uninstall)
     base = type(variable._execution_engine)
     engine = type(base.__name__, (base,), {"run_backward": _run_backward(base.run_backward, torch)})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 DISTRIBUTED = "torch.distributed"
+AUTOGRAD = "torch.autograd.variable"
 OPTIMIZER = "torch.optim.optimizer"
 
 _state: dict[str, Any] = {"finder": None, "forks": False}
@@ -64,7 +65,7 @@ def uninstall_probes() -> None:
     for name in adapters.ADAPTERS:
         with contextlib.suppress(Exception):
             adapters.load(name).uninstall()
-    for probe in [*_probes(DISTRIBUTED), *_probes(OPTIMIZER)]:
+    for probe in [*_probes(DISTRIBUTED), *_probes(AUTOGRAD), *_probes(OPTIMIZER)]:
         with contextlib.suppress(Exception):
             probe.uninstall()
 
@@ -90,9 +91,13 @@ def _probes(module: str) -> list[Any]:
 
         return [optimizer]
     if module == DISTRIBUTED:
-        from ppdiag.hooks import autograd, modules, process_group
+        from ppdiag.hooks import modules, process_group
 
-        return [process_group, autograd, modules]
+        return [process_group, modules]
+    if module == AUTOGRAD:
+        from ppdiag.hooks import autograd
+
+        return [autograd]
     return []
 
 
@@ -100,7 +105,7 @@ class _Finder:
     """A meta path finder that finds nothing itself: it has the others find, and sees to what follows the execution."""
 
     def __init__(self) -> None:
-        self._names = {DISTRIBUTED, OPTIMIZER, *adapters.ADAPTERS}
+        self._names = {DISTRIBUTED, AUTOGRAD, OPTIMIZER, *adapters.ADAPTERS}
         self._prefixes = tuple(f"{package}." for package in adapters.ADAPTERS)
 
     def is_watched(self, name: str) -> bool:

@@ -76,29 +76,30 @@ class Inference:
             install_module_calls()
         if RECORDER.threads.depth or _in_backward():
             return
-        self._close()
+        self.close()
         if kind == Kind.SEND and not self._forward_seen and self._is_activation(tensor):
             self._gap(tensor)
 
     def waited(self, end_ns: int) -> None:
         """A wait has ended."""
         if RECORDER.threads.depth == 0:
-            self._close()
+            self.close()
             self._boundary(end_ns)
             self._backward_seen = False
 
     def optimized(self, end_ns: int) -> None:
         """The outermost optimizer step has ended."""
-        self._close()
+        self.close()
         self._boundary(end_ns)
         self._backward_seen = False
 
     def backward_begins(self) -> _Backward:
         """The engine starts on this thread."""
-        self._close()
+        self.close()
         if RECORDER.step_ended:
             RECORDER.begin_step()
-        if self.in_use and not self._forward_seen and not self._backward_seen:
+        # A backward that no forward is outstanding for: the forward was plain tensor code, since the last wait.
+        if self.in_use and not (self._outstanding or self._forward_seen or self._backward_seen):
             self._gap(None)
         self._running = run = _Backward(perf_counter_ns())
         tail = self._tail(Kind.BACKWARD, run.start_ns, (NONE, NONE), 0)
@@ -120,7 +121,7 @@ class Inference:
     def module_begins(self, module: Any) -> None:
         """A root module is called."""
         if self._open is not None and self._open.root == id(module):
-            self._close()  # the same stage again: the next microbatch
+            self.close()  # the same stage again: the next microbatch
         if self._open is None:
             if RECORDER.step_ended:
                 RECORDER.begin_step()
@@ -140,6 +141,17 @@ class Inference:
             if output is None:
                 self._open.flags |= Flag.FAILED
 
+    def close(self) -> None:
+        """The forward that is open, if any, has ended where its last module call did."""
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        tail = self._tail(Kind.FORWARD, opened.start_ns, opened.label, opened.flags)
+        RECORDER.append((opened.start_ns, opened.end_ns, *tail))
+        self._forward_seen = True
+        if not opened.flags & Flag.EVALUATION:
+            self._outstanding.append(opened.label)
+
     def _is_activation(self, tensor: Any) -> bool:
         if not tensor.is_floating_point():
             return False
@@ -154,23 +166,12 @@ class Inference:
         flags = _evaluation_flag()
         self._open = _Forward(0, label, self._boundary_ns or end_ns, end_ns, flags)
         self._follow(output, label)
-        self._close()
+        self.close()
 
     def _next_label(self, chunk: int) -> tuple[int, int]:
         microbatch = self._microbatches.get(chunk, 0)
         self._microbatches[chunk] = microbatch + 1
         return microbatch, chunk
-
-    def _close(self) -> None:
-        """The forward that is open, if any, has ended where its last module call did."""
-        opened, self._open = self._open, None
-        if opened is None:
-            return
-        tail = self._tail(Kind.FORWARD, opened.start_ns, opened.label, opened.flags)
-        RECORDER.append((opened.start_ns, opened.end_ns, *tail))
-        self._forward_seen = True
-        if not opened.flags & Flag.EVALUATION:
-            self._outstanding.append(opened.label)
 
     def _boundary(self, end_ns: int) -> None:
         self._boundary_ns = end_ns
@@ -207,6 +208,7 @@ def install() -> None:
     process_group.after_wait.append(INFERENCE.waited)
     optimizer.after_step.append(INFERENCE.optimized)
     RECORDER.on_step.append(INFERENCE.new_step)
+    RECORDER.on_finish.append(INFERENCE.close)
 
 
 def uninstall() -> None:
@@ -217,6 +219,7 @@ def uninstall() -> None:
         (process_group.after_wait, INFERENCE.waited),
         (optimizer.after_step, INFERENCE.optimized),
         (RECORDER.on_step, INFERENCE.new_step),
+        (RECORDER.on_finish, INFERENCE.close),
     )
     for listeners, function in pairs:
         if function in listeners:

@@ -79,8 +79,8 @@ class Recorder:
         """Called at the beginning of each step after the first."""
         self.on_flush: list[Any] = []
         """Called on the writer's thread before it writes."""
-        self.on_start: list[Any] = []
-        """Called once the rank is known."""
+        self.on_finish: list[Any] = []
+        """Called at the interpreter's exit, before the last flush."""
         self._writer: Writer | None = None
         self._lock = threading.Lock()
         self._facts: dict[str, Any] = {}
@@ -176,8 +176,6 @@ class Recorder:
         atexit.register(self.finish)
         self._writer.start()
         self.active = True
-        for function in self.on_start:
-            function()
 
     def _fault(self, probe: str, error: str) -> None:
         self.lines.append({"type": "fault", "probe": probe, "error": error})
@@ -196,6 +194,8 @@ class Recorder:
         # The user may have replaced our excepthook: the interpreter leaves the last uncaught error in sys.last_value.
         raised = self._raised or getattr(sys, "last_value", None) is not None
         with contextlib.suppress(Exception):
+            for function in self.on_finish:
+                function()
             self._writer.close(RankStatus.RAISED if raised else RankStatus.FINISHED)
         self.active = False
         self.stopped = True

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from ppdiag.analyzers.sources.run_directory import RunDirectory
 from ppdiag.model import Flag
-from ppdiag.trace import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ppdiag.trace import Trace
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "tests" / "jobs"

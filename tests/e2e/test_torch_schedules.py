@@ -1,4 +1,4 @@
-"""Every schedule that torch ships: the record holds exactly the ops of the schedule's own plan, and changes no number."""
+"""Every schedule that torch ships: the record holds exactly the ops of its own plan, and changes no number."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Trains small models with schedules of torch.distributed.pipelining and prints exact losses and gradients.
 
-One torchrun, several jobs one after another (imports are what costs time). Each job is ``SCHEDULE[:OPTION...]`` with the
-options ``tracer`` (the ``pipeline()`` API instead of PipelineStage) and ``eval`` (``schedule.eval``, no optimizer).
-Every rank appends one JSON line a job to ``RESULTS<rank>``: the number of optimizer steps before it, losses and gradient
-checksums as hex floats, and the schedule's own plan of its ops.
+One torchrun, several jobs one after another (imports are what costs time). Each job is ``SCHEDULE[:OPTION...]`` with
+the options ``tracer`` (the ``pipeline()`` API instead of PipelineStage) and ``eval`` (``schedule.eval``, no optimizer).
+Every rank appends one JSON line a job to ``RESULTS<rank>``: the number of optimizer steps before it, losses and
+gradient checksums as hex floats, and the schedule's own plan of its ops.
 
     torchrun --standalone --nproc-per-node 4 tests/jobs/torch_schedule.py --jobs GPipe 1F1B:tracer --results /tmp/out
 """
