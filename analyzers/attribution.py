@@ -35,7 +35,9 @@ class Attribution:
 
     def why(self, ranks: Sequence[int] | slice = slice(None)) -> Why:
         """Mean of the ranks (indices), so that tables sum."""
-        return Why(**{cause.value: float(v) for cause, v in zip(CAUSES, self.why_CR[:, ranks].mean(axis=1), strict=True)})
+        return Why(
+            **{cause.value: float(v) for cause, v in zip(CAUSES, self.why_CR[:, ranks].mean(axis=1), strict=True)}
+        )
 
     def where(self, ranks: Sequence[int] | slice = slice(None)) -> Where:
         """Mean of the ranks (indices), so that tables sum."""
@@ -91,9 +93,7 @@ def split_imbalance(imbalance: float, shares: Shares) -> Mapping[str, float]:
 
     Where none alone gains anything, all of it is the stages'.
     """
-    gains = {
-        name: max(0.0, float((shares.kept_K - time_K).sum())) for name, time_K in shares.equalised_K.items()
-    }
+    gains = {name: max(0.0, float((shares.kept_K - time_K).sum())) for name, time_K in shares.equalised_K.items()}
     total = sum(gains.values())
     if total <= 0:
         return {name: imbalance if name == "stage" else 0.0 for name in gains}

@@ -298,9 +298,7 @@ class _Builder:
         """From each join of a rank to its next."""
         later = self.joins_J[self.what_N[self.joins_J] != START]
         src = self.join_N[later] - 1
-        return _Edges.of(
-            src=src, dst=self.join_N[later], first=self.joins_J[src], last=later, steps=len(self.steps_K)
-        )
+        return _Edges.of(src=src, dst=self.join_N[later], first=self.joins_J[src], last=later, steps=len(self.steps_K))
 
     def _message_edges(self, kind: Kind) -> list[_Edges]:
         """From the posts of a message's both ends to the wait of one end (``kind``) for it."""
@@ -430,9 +428,7 @@ class _Edges:
     def of(cls, *, src: np.ndarray, dst: np.ndarray, first: np.ndarray, last: np.ndarray, steps: int) -> _Edges:
         """Edges without a message."""
         count = len(src)
-        return cls(
-            src, dst, first, last, np.full(count, CHAIN), np.zeros(count, bool), np.zeros((count, steps))
-        )
+        return cls(src, dst, first, last, np.full(count, CHAIN), np.zeros(count, bool), np.zeros((count, steps)))
 
     @classmethod
     def join(cls, parts: Sequence[_Edges]) -> _Edges:

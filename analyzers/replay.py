@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.graph import CHAIN, START, Graph
+from ppdiag.analyzers.graph import START, Graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BLOCK_BYTES = 48 << 20
-"""Bound on the edge weights held at once: more steps are replayed block by block. Small blocks stay near the caches."""
+BLOCK_BYTES = 128 << 20
+"""Bound on the edge weights held at once: more steps are replayed block by block."""
+BARRED_S = 1e12
+"""An edge this early binds nobody; as far from real times as doubles keep nanoseconds apart from it is not needed."""
 MOST_PASSES = 6
 SETTLED_FRACTION = 1e-6
 """Starts that move by less than this share of the step have settled."""
@@ -92,16 +94,13 @@ def _next_starts(graph: Graph, end_RWK: np.ndarray, duration_WK: np.ndarray) -> 
 def _pass(
     graph: Graph, weights: _Weights, start_RWK: np.ndarray, *, keep_joins: bool
 ) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    ranks, worlds, steps = start_RWK.shape
-    joins = len(graph.joins_J)
+    _, worlds, steps = start_RWK.shape
     end_RWK = np.empty_like(start_RWK)
-    kept = np.empty((joins, worlds, steps)) if keep_joins else None
-    block = max(1, int(BLOCK_BYTES / 8 / max(1, worlds * len(graph.src_E))))
-    for first in range(0, steps, block):
-        part = slice(first, min(first + block, steps))
-        time = np.full((joins, worlds, part.stop - part.start), -np.inf)
+    kept = np.empty((len(graph.joins_J), worlds, steps)) if keep_joins else None
+    for part in weights.blocks:
+        weight, time = weights.of(part)
         time[graph.start_joins] = start_RWK[:, :, part]
-        _walk(graph, weights.of(part), time)
+        _walk(graph, weight, time)
         end_RWK[:, :, part] = time[graph.end_joins]
         if kept is not None:
             kept[:, :, part] = time
@@ -125,48 +124,63 @@ def _walk(graph: Graph, weight: np.ndarray, time: np.ndarray) -> None:
 
 
 class _Weights:
-    """What each edge adds in each world."""
+    """What each edge adds in each world: a small matrix product an edge, factors (W x F) times times (F x K).
+
+    The rows of times are host time, work in each of its variants, transfer, and what every world keeps; a last row is
+    what bars an edge: a send's wait where transfers are free.
+    """
 
     def __init__(self, graph: Graph, worlds: Sequence[World]) -> None:
         self.graph = graph
-        self.worlds = worlds
-        ones_R, ones_L = np.ones(len(graph.ranks_R)), np.ones(len(graph.links))
-        self.host_WR = np.stack([ones_R if world.host_R is None else world.host_R for world in worlds])
-        self.transfer_WL = np.stack([ones_L if world.transfer_L is None else world.transfer_L for world in worlds])
-        self.host_sum_NK = np.cumsum(graph.host_NK, axis=0)
-        variants = {id(world.work_NK): world.work_NK for world in worlds}
-        self.work_sums = {
-            key: np.cumsum(graph.work_NK if work is None else work, axis=0) for key, work in variants.items()
-        }
-
-    def of(self, part: slice) -> np.ndarray:
-        """Weights of a block of steps (E x W x K)."""
-        graph = self.graph
+        works = {id(world.work_NK): world.work_NK for world in worlds}
+        self.sums_NK = [np.cumsum(graph.host_NK, axis=0)]
+        self.sums_NK += [np.cumsum(graph.work_NK if work is None else work, axis=0) for work in works.values()]
+        self.factor_EWF = np.zeros((len(graph.src_E), len(worlds), len(self.sums_NK) + 3))
         rank_E = graph.rank_N[graph.last_E]
-        host_EK = self._between(self.host_sum_NK, part)
-        weight = self.host_WR[:, rank_E].T[:, :, None] * host_EK[:, None, :]
-        for key, sums in self.work_sums.items():
-            using = [i for i, world in enumerate(self.worlds) if id(world.work_NK) == key]
-            weight[:, using] += self._between(sums, part)[:, None, :]
-        self._add_transfers(weight, part)
-        return weight
+        for w, world in enumerate(worlds):
+            factor = self.factor_EWF[:, w]
+            factor[:, 0] = 1.0 if world.host_R is None else world.host_R[rank_E]
+            factor[:, 1 + list(works).index(id(world.work_NK))] = 1.0
+            # CHAIN is -1: the appended 1
+            transfer_E = 1.0 if world.transfer_L is None else np.append(world.transfer_L, 1.0)[graph.link_E]
+            factor[:, -3] = transfer_E
+            factor[:, -2] = 1.0
+            factor[:, -1] = graph.optional_E & (transfer_E == 0.0)
+        steps = len(graph.steps_K)
+        edge_bytes = 8 * (self.factor_EWF.shape[1] + self.factor_EWF.shape[2])
+        block = min(steps, max(1, BLOCK_BYTES // max(1, edge_bytes * len(graph.src_E))))
+        self.blocks = [slice(first, min(first + block, steps)) for first in range(0, steps, block)]
+        self._buffers: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
-    def _between(self, sums_NK: np.ndarray, part: slice) -> np.ndarray:
-        return sums_NK[self.graph.last_E, part] - sums_NK[self.graph.first_E, part]
+    def of(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The weights of a block of steps (E x W x K), and room for the times of its joins (J x W x K).
 
-    def _add_transfers(self, weight: np.ndarray, part: slice) -> None:
-        """Adds the messages; a negative one is an error of the clocks, not a transfer, and stays in every world."""
+        Both are reused by the next block of the same length: fresh memory costs more than the arithmetic.
+        """
+        edges, worlds, rows = self.factor_EWF.shape
+        steps = part.stop - part.start
+        if steps not in self._buffers:
+            joins = len(self.graph.joins_J)
+            shapes = ((edges, rows, steps), (edges, worlds, steps), (joins, worlds, steps))
+            self._buffers[steps] = tuple(np.empty(shape) for shape in shapes)  # type: ignore[assignment]
+        times, weight, time = self._buffers[steps]
+        self._fill_times(part, times)
+        np.matmul(self.factor_EWF, times, out=weight)
+        return weight, time
+
+    def _fill_times(self, part: slice, times: np.ndarray) -> None:
+        """The rows of times of each edge (E x F x K).
+
+        A negative transfer is an error of the clocks, not a transfer: every world keeps it.
+        """
         graph = self.graph
-        message = np.flatnonzero(graph.link_E != CHAIN)
-        if not len(message):
-            return
-        factor_EW = self.transfer_WL[:, graph.link_E[message]].T
-        transfer_EK = graph.transfer_EK[message, part]
-        bound = np.isfinite(transfer_EK)
-        finite_EK = np.where(bound, transfer_EK, 0.0)
-        adds = factor_EW[:, :, None] * np.maximum(finite_EK, 0.0)[:, None, :] + np.minimum(finite_EK, 0.0)[:, None, :]
-        absent = ~bound[:, None, :] | (graph.optional_E[message, None] & (factor_EW == 0.0))[:, :, None]
-        weight[message] += np.where(absent, -np.inf, adds)
+        for row, sums_NK in enumerate(self.sums_NK):
+            sums = np.ascontiguousarray(sums_NK[:, part])
+            np.subtract(sums.take(graph.last_E, axis=0), sums.take(graph.first_E, axis=0), out=times[:, row])
+        transfer_EK = np.maximum(graph.transfer_EK[:, part], -BARRED_S)
+        np.maximum(transfer_EK, 0.0, out=times[:, -3])
+        np.minimum(transfer_EK, 0.0, out=times[:, -2])
+        times[:, -1] = -BARRED_S
 
 
 def event_times(graph: Graph, world: World, join_JK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

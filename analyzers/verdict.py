@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppdiag.analyzers import blame
-from ppdiag.diagnosis import Cause, ImbalanceSplit, Verdict, Why
+from ppdiag.diagnosis import Cause, ImbalanceSplit, Verdict, Why, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +73,7 @@ def gains(context: Context) -> Mapping[Cause, float]:
 
 def _nothing(context: Context, share: float, cause: Cause) -> Verdict:
     idle = context.why.total
-    text = f"no cause of idle time reaches 5 % of the step (idle {idle:.1%} in all, most of it {cause.value} {share:.1%})"
+    text = f"no cause of idle time reaches 5 % of the step (idle {percent(idle)} in all, most of it {cause.value} {percent(share)})"
     return Verdict(None, None, None, None, share, "measured", text)
 
 
@@ -81,12 +81,12 @@ def _doubt(context: Context, cause: Cause, why: Mapping[Cause, float], unexplain
     """Why the verdict cannot be relied on; empty where it can."""
     median_s = float(np.median(context.shares.duration_K))
     if unexplained > MOST_UNEXPLAINED:
-        return f"; undecided, since the replay leaves {unexplained:.1%} of the step unexplained"
+        return f"; undecided, since the replay leaves {percent(unexplained)} of the step unexplained"
     if context.trace.clock_error_s > MOST_CLOCK_ERROR * median_s:
         return f"; undecided, since the clocks may be off by {context.trace.clock_error_s * 1e3:.1f} ms"
     second = max((name for name in why if name is not cause), key=lambda name: why[name])
     if why[second] >= WORTH_SAYING and not _told_apart(context.shares, cause, second):
-        return f"; undecided, since {second.value} ({why[second]:.1%}) is as large within the spread of the steps"
+        return f"; undecided, since {second.value} ({percent(why[second])}) is as large within the spread of the steps"
     return ""
 
 
@@ -124,7 +124,7 @@ def _stages_of_link(context: Context, link: tuple[int, int] | None) -> tuple[int
 
 
 def _headline(context: Context, cause: Cause, place: blame.Candidate, share: float) -> str:
-    return f"{share:.1%} of the step is lost to {_PHRASES[cause](context, place)}"
+    return f"{percent(share)} of the step is lost to {_PHRASES[cause](context, place)}"
 
 
 def _bubble(context: Context, _place: blame.Candidate) -> str:

@@ -125,7 +125,9 @@ def equalised_work(graph: Graph) -> dict[str, np.ndarray]:
     mean; ``rank``: ranks that hold the same stage (data-parallel twins) take their common mean.
     """
     return {
-        "stage": _scaled(graph, lambda ops: ops.time_OK * _ratio(_mean_by(ops, ops.kind), _mean_by(ops, ops.kind_stage))),
+        "stage": _scaled(
+            graph, lambda ops: ops.time_OK * _ratio(_mean_by(ops, ops.kind), _mean_by(ops, ops.kind_stage))
+        ),
         "microbatch": _scaled(graph, lambda ops: _mean_by(ops, ops.kind_stage_rank)),
         "rank": _scaled(
             graph, lambda ops: ops.time_OK * _ratio(_mean_by(ops, ops.kind_stage), _mean_by(ops, ops.kind_stage_rank))

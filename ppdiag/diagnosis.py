@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 SCHEMA = "ppdiag.diagnosis/1"
 
 
+def percent(fraction: float) -> str:
+    """A fraction in the words of all our texts.
+
+    >>> percent(0.2456)
+    '24.6 %'
+    """
+    return f"{fraction * 100:.1f} %"
+
+
 class Cause(str, Enum):
     """Why a rank stood idle."""
 
@@ -51,7 +60,7 @@ class Where:
     @property
     def total(self) -> float:
         """The idle fraction."""
-        return sum(getattr(self, f.name) for f in fields(self))
+        return float(sum(getattr(self, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ class Why:
     @property
     def total(self) -> float:
         """The idle fraction."""
-        return sum(getattr(self, f.name) for f in fields(self))
+        return float(sum(getattr(self, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +294,19 @@ class Diagnosis:
             "clock": {"error_s": self.clock_error_s},
             "overhead": _plain(self.overhead),
             "verdict": _plain(self.verdict),
-            "symptoms": _plain(self.symptoms),
+            "symptoms": [_symptom(symptom) for symptom in self.symptoms],
             "transports": _plain(self.transports),
             "warnings": _plain(self.warnings),
         }
+
+
+def _symptom(symptom: Symptom) -> dict[str, Any]:
+    """The contract's part of a symptom; its title and severity are for reports that speak to people."""
+    advice = [
+        {"action": row.action, "how": row.how, "gain_fraction": row.gain_fraction, "source": row.source}
+        for row in symptom.advice
+    ]
+    return {"id": symptom.id, "evidence": list(symptom.evidence), "advice": advice}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  (any part of a diagnosis)

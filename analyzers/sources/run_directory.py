@@ -150,7 +150,9 @@ def _to_spans(records: np.ndarray, rank: int) -> np.ndarray:
 
 def _read_words(path: Path, found: _Rank) -> None:
     if not path.is_file():
-        found.warnings.append(f"{path.name}: missing, so that facts and process groups of rank {found.rank} are unknown")
+        found.warnings.append(
+            f"{path.name}: missing, so that facts and process groups of rank {found.rank} are unknown"
+        )
         return
     with path.open("rb") as stream:
         for line in stream.read(MAX_WORDS_BYTES).splitlines():

@@ -36,7 +36,9 @@ def find(evidence: Evidence) -> Symptom | None:
     if not failed:
         return None
     job = evidence.diagnosis.job
-    numbers = [f"rank {rank} ran out of memory; it held up to {_in_flight(evidence, rank)} microbatches" for rank in failed]
+    numbers = [
+        f"rank {rank} ran out of memory; it held up to {_in_flight(evidence, rank)} microbatches" for rank in failed
+    ]
     advice = [
         Advice(
             action="Hold fewer or smaller activations",
@@ -46,7 +48,9 @@ def find(evidence: Evidence) -> Symptom | None:
             measure_after="peak memory of each stage",
         )
     ]
-    return Symptom("activation-spike", "Out of memory at a peak of activations", "critical", tuple(numbers), tuple(advice))
+    return Symptom(
+        "activation-spike", "Out of memory at a peak of activations", "critical", tuple(numbers), tuple(advice)
+    )
 
 
 def _in_flight(evidence: Evidence, rank: int) -> int:

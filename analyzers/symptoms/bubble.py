@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.symptoms import is_verdict, severity
-from ppdiag.diagnosis import Advice, Cause, Symptom
+from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
@@ -45,7 +45,7 @@ def find(evidence: Evidence) -> Symptom | None:
         title="Low utilisation, gaps even over ranks",
         severity=severity(share),
         evidence=(
-            f"bubble {share:.1%} of the step, {share * step_s / phases.pipeline_s:.1%} of its pipeline phase",
+            f"bubble {percent(share)} of the step, {percent(share * step_s / phases.pipeline_s)} of its pipeline phase",
             f"schedule {job.schedule_name} with P={job.pp}, V={job.vpp}, M={job.microbatches}",
         ),
         advice=tuple(_advice(evidence, share)),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.symptoms import is_verdict, severity
-from ppdiag.diagnosis import Advice, Cause, Symptom
+from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
@@ -30,9 +30,9 @@ def find(evidence: Evidence) -> Symptom | None:
     rank = diagnosis.verdict.rank
     named = f"rank {rank}" if rank is not None else "the ranks"
     own = next((row for row in diagnosis.ranks if row.rank == rank), None)
-    numbers = [f"host {diagnosis.why.host:.1%} of the step"]
+    numbers = [f"host {percent(diagnosis.why.host)} of the step"]
     if own is not None:
-        numbers.append(f"rank {rank} stood {own.where.host:.1%} of the step outside of compute and waits")
+        numbers.append(f"rank {rank} stood {percent(own.where.host)} of the step outside of compute and waits")
     numbers.append(
         f"phases of a step: pipeline {diagnosis.phases.pipeline_s * 1e3:.1f} ms, tail {diagnosis.phases.tail_s * 1e3:.1f} ms, "
         f"between steps {diagnosis.phases.between_s * 1e3:.1f} ms"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.symptoms import is_verdict, severity
-from ppdiag.diagnosis import Advice, Cause, Symptom
+from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
@@ -45,15 +45,15 @@ def find(evidence: Evidence) -> Symptom | None:
 def _numbers(evidence: Evidence) -> list[str]:
     split = evidence.diagnosis.imbalance
     rows = [
-        f"imbalance {evidence.diagnosis.why.imbalance:.1%} of the step: between stages {split.stage:.1%}, "
-        f"between microbatches {split.microbatch:.1%}, between ranks of one stage {split.rank:.1%}"
+        f"imbalance {percent(evidence.diagnosis.why.imbalance)} of the step: between stages {percent(split.stage)}, "
+        f"between microbatches {percent(split.microbatch)}, between ranks of one stage {percent(split.rank)}"
     ]
     stages = evidence.diagnosis.stages
     slowest = max(stages, key=lambda stage: stage.forward_s + stage.backward_s + stage.weight_s)
     rows.append(
         f"stage {slowest.stage}: F {slowest.forward_s * 1e3:.1f} ms, B {slowest.backward_s * 1e3:.1f} ms, "
-        f"busy {slowest.busy_fraction:.0%}; "
-        f"all stages busy {min(s.busy_fraction for s in stages):.0%} to {max(s.busy_fraction for s in stages):.0%}"
+        f"busy {percent(slowest.busy_fraction)}; "
+        f"all stages busy {percent(min(s.busy_fraction for s in stages))} to {percent(max(s.busy_fraction for s in stages))}"
     )
     return rows
 
@@ -63,7 +63,10 @@ def _advice(evidence: Evidence) -> Advice:
     if split.microbatch > max(split.stage, split.rank):
         action, how = "Give microbatches equal cost", "pack or sort samples by the sum of their squared lengths"
     elif split.rank > split.stage:
-        action, how = "Look at the slow ranks' machines", "clocks, throttling and other processes on the slow rank's host"
+        action, how = (
+            "Look at the slow ranks' machines",
+            "clocks, throttling and other processes on the slow rank's host",
+        )
     else:
         stage = evidence.diagnosis.verdict.stage
         named = f"stage {stage}" if stage is not None else "the slow stages"

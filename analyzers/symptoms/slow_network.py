@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.symptoms import is_verdict, severity
-from ppdiag.diagnosis import Advice, Cause, Symptom
+from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
@@ -31,7 +31,7 @@ def find(evidence: Evidence) -> Symptom | None:
         id="slow-network",
         title="Transfers hold the pipeline up",
         severity=severity(share),
-        evidence=(f"communication {share:.1%} of the step", *_slowest_links(evidence)),
+        evidence=(f"communication {percent(share)} of the step", *_slowest_links(evidence)),
         advice=(_advice(evidence),),
     )
 
@@ -50,7 +50,9 @@ def _advice(evidence: Evidence) -> Advice:
     hosts = {rank.host for rank in evidence.diagnosis.ranks}
     if len(hosts) > 1:
         action = "Keep each pipeline inside one machine, and put data parallelism across machines"
-        how = "order of the ranks: pipeline ranks adjacent within a machine; and check NCCL's transport (NCCL_DEBUG=INFO)"
+        how = (
+            "order of the ranks: pipeline ranks adjacent within a machine; and check NCCL's transport (NCCL_DEBUG=INFO)"
+        )
     else:
         action = "Find out why transfers inside one machine are slow"
         how = "NCCL_DEBUG=INFO: the channel lines should say P2P or SHM, not NET/Socket"
