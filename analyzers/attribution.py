@@ -33,13 +33,13 @@ class Attribution:
     why_CR: np.ndarray
     where_PR: np.ndarray
 
-    def why(self, ranks: Sequence[int] | slice = slice(None)) -> Why:
+    def why(self, ranks: Sequence[int] | np.ndarray | slice = slice(None)) -> Why:
         """Mean of the ranks (indices), so that tables sum."""
         return Why(
             **{cause.value: float(v) for cause, v in zip(CAUSES, self.why_CR[:, ranks].mean(axis=1), strict=True)}
         )
 
-    def where(self, ranks: Sequence[int] | slice = slice(None)) -> Where:
+    def where(self, ranks: Sequence[int] | np.ndarray | slice = slice(None)) -> Where:
         """Mean of the ranks (indices), so that tables sum."""
         mean = self.where_PR[:, ranks].mean(axis=1)
         return Where(**{place.value: float(v) for place, v in zip(PLACES, mean, strict=True)})

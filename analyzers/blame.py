@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.graph import Graph, Link
 from ppdiag.analyzers.replay import World, replay
 from ppdiag.analyzers.why import repaired_stage
 from ppdiag.diagnosis import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ppdiag.analyzers.graph import Graph, Link
 
 MOST_CANDIDATES = 48
 """Candidates replayed for one cause; those with the most time of their own come first."""
@@ -81,7 +82,8 @@ def _links(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
     for index, link in enumerate(graph.links):
         cables.setdefault(_cable(link), []).append(index)
     slowest = sorted(cables.values(), key=lambda members: -time_L[members].sum())[:MOST_CANDIDATES]
-    places, worlds = [], []
+    places: list[dict[str, object]] = []
+    worlds = []
     for members in slowest:
         factor = np.ones(len(graph.links))
         factor[members] = 0.0

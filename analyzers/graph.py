@@ -100,7 +100,7 @@ class Graph:
         return self.join_N[self.what_N == END]
 
 
-class CyclicOrder(Exception):  # noqa: N818  (named for what happened)
+class CyclicOrder(Exception):
     """The messages of a step contradict the order of its ops: the record is inconsistent."""
 
 
@@ -126,7 +126,9 @@ def build_graphs(program: Program, steps: Steps) -> tuple[list[Graph], int]:
     graphs, left_out = [], 0
     for members in sorted(groups.values(), key=len, reverse=True):
         try:
-            graphs.append(_Builder(program, positions, steps, np.array(members), lo, hi).graph())
+            graphs.append(
+                _Builder(program, positions, steps, members=np.array(members), blocks_2K=np.stack([lo, hi])).graph()
+            )
         except CyclicOrder:
             left_out += len(members)
     return graphs, left_out
@@ -170,8 +172,9 @@ class _Builder:
     """Builds the graph of the steps ``members`` (indices into ``steps.kept``), whose blocks have the same structure."""
 
     def __init__(
-        self, program: Program, positions: _Positions, steps: Steps, members: np.ndarray, lo: np.ndarray, hi: np.ndarray
+        self, program: Program, positions: _Positions, steps: Steps, *, members: np.ndarray, blocks_2K: np.ndarray
     ) -> None:
+        lo, hi = blocks_2K
         self.program = program
         self.steps_K = steps.kept[members]
         self.zero_K = steps.start_ns[members]
@@ -337,7 +340,7 @@ class _Builder:
         """What a message took from when both ends were there.
 
         Measured where the wait blocked: end - max(post of send, post of receive). Where the message was there before
-        the wait, it took at most the time since both ends were there; the link's usual time is taken, within that bound.
+        the wait, it took at most the time since both ends were there: the link's usual time, within that bound.
         """
         begin, end = self.begin_NK[at], self.end_NK[at]
         blocked = (begin < ready_NK) | (end - begin > RETURNED_AT_ONCE_S)

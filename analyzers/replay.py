@@ -64,7 +64,7 @@ def replay(graph: Graph, worlds: Sequence[World], *, keep_joins: bool = False) -
     shape = (len(worlds), len(graph.steps_K))
     start_RWK = np.repeat(graph.start_RK[:, None, :], len(worlds), axis=1)
     weights = _Weights(graph, worlds)
-    duration_WK = np.empty(shape)
+    duration_WK, join_JWK = np.empty(shape), None
     for _ in range(MOST_PASSES):
         join_JWK, end_RWK, duration_WK = _pass(graph, weights, start_RWK, keep_joins=keep_joins)
         settled = _next_starts(graph, end_RWK, duration_WK)
@@ -109,7 +109,7 @@ def _pass(
 
 
 def _walk(graph: Graph, weight: np.ndarray, time: np.ndarray) -> None:
-    """Fills ``time`` (J x W x K), whose starts are set, by the longest path; ``weight`` is E x W x K and is consumed."""
+    """Fills ``time`` (J x W x K), whose starts are set, by the longest path; ``weight`` (E x W x K) is consumed."""
     joins, edges = len(time), len(weight)
     time, weight = time.reshape(joins, -1), weight.reshape(edges, -1)
     new = np.flatnonzero(np.diff(graph.dst_E, prepend=-1))  # first edge of each join; edges of a join are adjacent

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.graph import Graph
 from ppdiag.analyzers.program import COMPUTE
 from ppdiag.analyzers.replay import World, replay
 from ppdiag.diagnosis import Cause
@@ -23,6 +22,8 @@ from ppdiag.model import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from ppdiag.analyzers.graph import Graph
 
 FACTORS = (Cause.HOST, Cause.COMMUNICATION, Cause.IMBALANCE)
 CHOICES = tuple(product((True, False), repeat=len(FACTORS)))
@@ -67,10 +68,7 @@ def share_out(graph: Graph, busy_K: np.ndarray) -> Shares:
     cause = shapley(time)
     cause[Cause.BUBBLE] = none - busy_K
     cause[Cause.UNEXPLAINED] = graph.duration_K - kept
-    without = {
-        factor: time[tuple(other is not factor for other in FACTORS)]  # type: ignore[index]
-        for factor in FACTORS
-    }
+    without = {factor: time[tuple(other is not factor for other in FACTORS)] for factor in FACTORS}
     equalised = dict(zip(single, duration_WK[len(worlds) :], strict=True))
     return Shares(graph.duration_K, busy_K, cause, kept, none, without, equalised)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ppdiag.model import Kind, RankStatus
 from ppdiag.rundir import STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE
@@ -33,11 +33,26 @@ def read(path: Path) -> RankState:
         return UNKNOWN
     if not data.startswith(STATE_MAGIC) or len(data) < STATE_OFFSET + STATE.size:
         return UNKNOWN
-    heartbeat_ns, _, _, size, step, seq, peer, microbatch, stage, _, _, kind, status = STATE.unpack_from(
-        data, STATE_OFFSET
-    )
-    inside = _describe(kind, step=step, stage=stage, microbatch=microbatch, peer=peer, seq=seq, size=size)
-    return RankState(_STATUS.get(status, "unknown"), inside, heartbeat_ns)
+    slot = _Slot(*STATE.unpack_from(data, STATE_OFFSET))
+    return RankState(_STATUS.get(slot.status, "unknown"), _describe(slot), slot.heartbeat_ns)
+
+
+class _Slot(NamedTuple):
+    """The fields of ``model.STATE_STRUCT``."""
+
+    heartbeat_ns: int
+    start_ns: int
+    post_ns: int
+    size_bytes: int
+    step: int
+    seq: int
+    peer: int
+    microbatch: int
+    stage: int
+    group: int
+    flags: int
+    kind: int
+    status: int
 
 
 _STATUS = {
@@ -58,14 +73,15 @@ _WORDS = {
 }
 
 
-def _describe(kind: int, *, step: int, stage: int, microbatch: int, peer: int, seq: int, size: int) -> str:
-    words = _WORDS.get(Kind(kind)) if kind in Kind._value2member_map_ else None
+def _describe(slot: _Slot) -> str:
+    words = _WORDS.get(Kind(slot.kind)) if slot.kind in Kind._value2member_map_ else None
     if words is None:
         return ""
-    if peer >= 0 and kind in (Kind.SEND, Kind.RECV):
-        words += f" {'to' if kind == Kind.SEND else 'from'} rank {peer} (message {seq}, {size} bytes)"
-    if microbatch >= 0:
-        words += f" of microbatch {microbatch}"
-    if stage >= 0:
-        words += f" of stage {stage}"
-    return f"{words} in step {step}"
+    if slot.peer >= 0 and slot.kind in (Kind.SEND, Kind.RECV):
+        way = "to" if slot.kind == Kind.SEND else "from"
+        words += f" {way} rank {slot.peer} (message {slot.seq}, {slot.size_bytes} bytes)"
+    if slot.microbatch >= 0:
+        words += f" of microbatch {slot.microbatch}"
+    if slot.stage >= 0:
+        words += f" of stage {slot.stage}"
+    return f"{words} in step {slot.step}"

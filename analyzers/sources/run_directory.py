@@ -222,8 +222,8 @@ class _Groups:
                 self.all.append(ProcessGroup(name, members))
             if local >= 0:
                 mapping[local] = self._index[key]
-        local = rank.spans["group"]
-        return mapping[np.where((local >= 0) & (local < len(mapping)), local, len(mapping) - 1)]
+        column = rank.spans["group"]
+        return mapping[np.where((column >= 0) & (column < len(mapping)), column, len(mapping) - 1)]
 
 
 def _rank_facts(rank: _Rank) -> RankFacts:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ppdiag.diagnosis import Cause, Diagnosis, Symptom
 from ppdiag.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ppdiag.analyzers.shape import Shape
+    from ppdiag.diagnosis import Cause, Diagnosis, Symptom
     from ppdiag.trace import Trace
 
 SYMPTOMS = Registry(

@@ -1,6 +1,6 @@
 """Memory not full on average, yet out of memory: an activation spike.
 
-What it finds: A rank ended with an out-of-memory error, in a schedule that holds many microbatches' activations at once.
+What it finds: A rank ended with an out-of-memory error, in a schedule that holds many microbatches' activations.
 
 Why it matters: Average memory says nothing of the peak: GPipe holds the activations of all M microbatches, 1F1B up to P
 on the first stage, interleaved more.

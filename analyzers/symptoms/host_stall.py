@@ -34,8 +34,8 @@ def find(evidence: Evidence) -> Symptom | None:
     if own is not None:
         numbers.append(f"rank {rank} stood {percent(own.where.host)} of the step outside of compute and waits")
     numbers.append(
-        f"phases of a step: pipeline {diagnosis.phases.pipeline_s * 1e3:.1f} ms, tail {diagnosis.phases.tail_s * 1e3:.1f} ms, "
-        f"between steps {diagnosis.phases.between_s * 1e3:.1f} ms"
+        f"phases of a step: pipeline {diagnosis.phases.pipeline_s * 1e3:.1f} ms, "
+        f"tail {diagnosis.phases.tail_s * 1e3:.1f} ms, between steps {diagnosis.phases.between_s * 1e3:.1f} ms"
     )
     advice = Advice(
         action=f"Find what {named} does outside of the pipeline's ops",

@@ -3,8 +3,8 @@
 What it finds: Unequal work is the largest loss: a stage that takes longer than the others, microbatches of unequal
 cost, or one slow rank among those that do the same work.
 
-Why it matters: The slowest stage sets the pace of the whole pipeline; more microbatches or another schedule do not help.
-A stage 30 % over the others comes before any other tuning.
+Why it matters: The slowest stage sets the pace of the whole pipeline; more microbatches or another schedule do not
+help. A stage 30 % over the others comes before any other tuning.
 
 What to try: Move layers off the slow stage by measured time, not by number of layers: embedding, loss head and
 mixture-of-experts layers cost what they cost. For unequal microbatches, balance them by their cost.
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
 
 RESPLIT = {
-    "torch.distributed.pipelining": "other layers for each PipelineStage (or other split points in pipeline(split_spec=...))",
+    "torch.distributed.pipelining": (
+        "other layers for each PipelineStage (or other split points in pipeline(split_spec=...))"
+    ),
 }
 
 
@@ -44,16 +46,18 @@ def find(evidence: Evidence) -> Symptom | None:
 
 def _numbers(evidence: Evidence) -> list[str]:
     split = evidence.diagnosis.imbalance
-    rows = [
-        f"imbalance {percent(evidence.diagnosis.why.imbalance)} of the step: between stages {percent(split.stage)}, "
-        f"between microbatches {percent(split.microbatch)}, between ranks of one stage {percent(split.rank)}"
-    ]
+    parts = (
+        f"between stages {percent(split.stage)}, between microbatches {percent(split.microbatch)}, "
+        f"between ranks of one stage {percent(split.rank)}"
+    )
+    rows = [f"imbalance {percent(evidence.diagnosis.why.imbalance)} of the step: {parts}"]
     stages = evidence.diagnosis.stages
+    busy = [stage.busy_fraction for stage in stages]
     slowest = max(stages, key=lambda stage: stage.forward_s + stage.backward_s + stage.weight_s)
     rows.append(
         f"stage {slowest.stage}: F {slowest.forward_s * 1e3:.1f} ms, B {slowest.backward_s * 1e3:.1f} ms, "
         f"busy {percent(slowest.busy_fraction)}; "
-        f"all stages busy {percent(min(s.busy_fraction for s in stages))} to {percent(max(s.busy_fraction for s in stages))}"
+        f"all stages busy {percent(min(busy))} to {percent(max(busy))}"
     )
     return rows
 

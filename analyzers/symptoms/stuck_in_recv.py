@@ -2,8 +2,8 @@
 
 What it finds: Ranks that ended, or were last seen, inside a wait for a message or a collective.
 
-Why it matters: The rank that waits is rarely the one at fault: the chain of waits leads to a rank that is in no wait, or
-to a cycle.
+Why it matters: The rank that waits is rarely the one at fault: the chain of waits leads to a rank that is in no wait,
+or to a cycle.
 
 What to try: Look at the rank that the others wait for. Across machines: NCCL's transport and interfaces.
 
