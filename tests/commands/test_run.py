@@ -215,3 +215,20 @@ def test_a_failing_analysis_leaves_the_exit_code_alone(monkeypatch, tmp_path, er
     done = CliRunner().invoke(main, ["run", "-o", str(tmp_path / "run"), "--", "true"])
     assert done.exit_code == 0
     assert "record is kept in" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_real_job_in_which_one_stage_is_slow_is_recorded_and_explained(ppdiag_run, repository, tmp_path):
+    pytest.importorskip("torch")
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-endpoint", "localhost:0"]
+    job = [str(repository / "tests" / "jobs" / "sleeping_pipeline.py"), "--steps", "8", "--stage-factor", "2:2"]
+    reports = ["--json", "found.json", "--html", "found.html", "--fail-on", "imbalance>10%"]
+    done = ppdiag_run(
+        "-o", "run", *reports, "--", sys.executable, *launcher, "--rdzv-backend", "c10d", *job, "--forward-ms", "5"
+    )
+    assert done.returncode == 3, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [f"step {step}" for step in range(8)]
+    verdict = json.loads((tmp_path / "found.json").read_text())["verdict"]
+    assert (verdict["cause"], verdict["stage"]) == ("imbalance", 2)
+    assert done.stderr.startswith("Imbalance at stage 2\n")
+    assert (tmp_path / "found.html").read_text().startswith("<!DOCTYPE html>")
