@@ -41,7 +41,12 @@ def _run_backward(original: Any, torch: Any) -> Any:
 
     def run_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A backward within a backward (checkpointing; on CUDA in another thread) is part of the outer one.
-        if not (recorder.active or recorder.start()) or threads.named or threads.flags or graph_task() != -1:
+        if (
+            not (recorder.active or recorder.start())
+            or threads.state.named
+            or threads.state.flags
+            or graph_task() != -1
+        ):
             return original(self, *args, **kwargs)
         run = None
         try:

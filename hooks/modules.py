@@ -74,7 +74,7 @@ class Inference:
         if not self.in_use:
             self.in_use = True
             install_module_calls()
-        if RECORDER.threads.depth or _in_backward():
+        if RECORDER.threads.state.depth or _in_backward():
             return
         self.close()
         if kind == Kind.SEND and not self._forward_seen and self._is_activation(tensor):
@@ -82,7 +82,7 @@ class Inference:
 
     def waited(self, end_ns: int) -> None:
         """A wait has ended."""
-        if RECORDER.threads.depth == 0:
+        if RECORDER.threads.state.depth == 0:
             self.close()
             self._boundary(end_ns)
             self._backward_seen = False
@@ -190,10 +190,9 @@ class Inference:
         node.register_prehook(name_backward)
 
     def _tail(self, kind: Kind, start_ns: int, label: tuple[int, int], flags: int) -> Any:
-        threads = RECORDER.threads
-        flags |= threads.flags | Flag.INFERRED
         microbatch, chunk = label
-        return compute_tail(kind, start_ns, RECORDER.step, (microbatch, NONE, chunk), threads.number, flags)
+        flags |= RECORDER.threads.state.flags | Flag.INFERRED
+        return compute_tail(kind, start_ns, (microbatch, NONE, chunk), flags)
 
 
 INFERENCE = Inference()
@@ -239,15 +238,16 @@ def _call(original: Any, is_compiling: Any) -> Any:
     recorder, threads, inference = RECORDER, RECORDER.threads, INFERENCE
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or threads.depth or threads.named or not recorder.active or _in_backward():
+        state = threads.state
+        if state.depth or state.named or not recorder.active or is_compiling() or _in_backward():
             return original(self, *args, **kwargs)
-        threads.depth = 1
+        state.depth = 1
         output = None
         try:
             _guarded(inference.module_begins, self)
             output = original(self, *args, **kwargs)
         finally:
-            threads.depth = 0
+            state.depth = 0
             _guarded(inference.module_ends, output)
         return output
 

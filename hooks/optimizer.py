@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from ppdiag.hooks import guard
-from ppdiag.hooks.recorder import RECORDER, compute_tail
+from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, compute_tail
 from ppdiag.model import NONE, Kind
 
 PROBE = "optimizer"
@@ -45,7 +45,7 @@ def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if RECORDER.step_ended:
             _open.clear()  # a step that raised never called its post hook
         if not _open:
-            RECORDER.flush_soon()  # the step's pipeline is done: on disk before the job can say so
+            RECORDER.flush_soon(unless_within_ns=PATIENCE_NS)  # the step's pipeline is done
         start_ns = perf_counter_ns()
         _open.append((id(optimizer), start_ns))
         RECORDER.inside_start_ns, RECORDER.inside = start_ns, _tail(start_ns)
@@ -80,5 +80,4 @@ def _ended(end_ns: int) -> None:
 
 
 def _tail(start_ns: int) -> Any:
-    threads = RECORDER.threads
-    return compute_tail(Kind.OPTIMIZER, start_ns, RECORDER.step, (NONE, NONE, NONE), threads.number, threads.flags)
+    return compute_tail(Kind.OPTIMIZER, start_ns, (NONE, NONE, NONE), RECORDER.threads.state.flags)

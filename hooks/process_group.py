@@ -12,14 +12,13 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import threading
 import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard
 from ppdiag.hooks.patching import Patches
-from ppdiag.hooks.recorder import RECORDER, Tail, with_flag
+from ppdiag.hooks.recorder import RECORDER, Tail, ThreadState, with_flag
 from ppdiag.model import NONE, Collective, Flag, Kind, Payload
 
 if TYPE_CHECKING:
@@ -64,13 +63,7 @@ _pending: dict[int, tuple[Any, tuple[Tail, ...]]] = {}
 _any_source: dict[int, Group] = {}
 """``id`` of the Work of a receive from anyone -> its group: the sender is known after the wait."""
 _SEND, _RECV, _COLLECTIVE = int(Kind.SEND), int(Kind.RECV), int(Kind.COLLECTIVE)
-_NO_LABEL = (NONE, NONE, NONE, Payload.UNKNOWN, 0)
-
-
-class _Batch(threading.local):
-    """Messages and collectives posted between ``_start_coalescing`` and ``_end_coalescing`` on this thread."""
-
-    open: list[Tail] | None = None
+_NO_LABEL = (NONE, NONE, NONE, int(Payload.UNKNOWN), 0)
 
 
 class Group:
@@ -82,15 +75,8 @@ class Group:
         self.name, self.ranks = _members(group)
         self.rank = group.rank()
         self.collectives = itertools.count()
-        self.sent: dict[tuple[int, int], int] = {}
-        self.received: dict[tuple[int, int], int] = {}
-
-    def count(self, kind: int, rank: int, tag: int) -> int:
-        """Number of this message among those of the same direction, peer and tag, from 0."""
-        counts = self.sent if kind == _SEND else self.received
-        seq = counts.get((rank, tag), 0)
-        counts[rank, tag] = seq + 1
-        return seq
+        self.counts: dict[int, dict[tuple[int, int], int]] = {_SEND: {}, _RECV: {}}
+        """Kind -> (peer, tag) -> number of the last message, from 0."""
 
     def global_rank(self, rank: int) -> int:
         """Global rank of a rank of this group; ``NONE`` where the group's members are not known."""
@@ -106,7 +92,6 @@ def _members(group: Any) -> tuple[str, list[int]]:
         return name, list(range(group.size())) if group.size() == distributed.get_world_size() else []
 
 
-_batch = _Batch()
 _groups: dict[int, tuple[Any, Group]] = {}
 _group_index = itertools.count()
 
@@ -185,31 +170,42 @@ def _named_like(wrapper: Any, name: str) -> Any:
     return wrapper
 
 
-def _describe(kind: int, group: Group, tensor: Any, rank: int, tag: int) -> Tail:
-    """Tail of a message about to be posted."""
-    recorder, threads = RECORDER, RECORDER.threads
+def _describe(kind: int, group: Group, tensor: Any, rank: int, tag: int, state: ThreadState) -> Tail:  # noqa: PLR0917
+    """Tail of a message about to be posted; ``rank`` is of the group, ``NONE`` where anyone may send."""
+    recorder = RECORDER
     label = labels.pop(id(tensor), None) if labels else None
     if label is None:
-        if before_post and not threads.named:
+        if before_post and not state.named:
             for function in before_post:
                 function(kind, tensor)
         label = _NO_LABEL
     if recorder.step_ended:
         recorder.begin_step()
-    peer, seq = (group.global_rank(rank), group.count(kind, rank, tag)) if rank >= 0 else (NONE, NONE)
+    peer = seq = NONE
+    if rank >= 0:
+        ranks, counts = group.ranks, group.counts[kind]
+        peer = ranks[rank] if rank < len(ranks) else NONE
+        counts[rank, tag] = seq = counts.get((rank, tag), -1) + 1
     microbatch, stage, chunk, payload, flags = label
-    size_bytes, flags = tensor.nbytes, flags | threads.flags
-    where = (peer, tag, microbatch, stage, chunk, group.index, threads.number)
-    return (perf_counter_ns(), size_bytes, recorder.step, seq, *where, flags, kind, payload)
+    size_bytes, step, index, thread, flags = (
+        tensor.nbytes,
+        recorder.step,
+        group.index,
+        state.number,
+        flags | state.flags,
+    )
+    start_ns = perf_counter_ns()
+    return (start_ns, size_bytes, step, seq, peer, tag, microbatch, stage, chunk, index, thread, flags, kind, payload)
 
 
 def _describe_collective(group: Group, op: Collective, args: tuple[Any, ...]) -> Tail:
-    recorder, threads = RECORDER, RECORDER.threads
+    recorder, state = RECORDER, RECORDER.threads.state
     size_bytes = _size_bytes(args[1]) if len(args) > 1 else 0
     roots = [arg.rootRank for arg in args[2:] if hasattr(arg, "rootRank")]
-    where = (group.global_rank(roots[0]) if roots else NONE, 0, NONE, NONE, NONE, group.index, threads.number)
-    seq = next(group.collectives)
-    return (perf_counter_ns(), size_bytes, recorder.step, seq, *where, threads.flags, _COLLECTIVE, op)
+    root = group.global_rank(roots[0]) if roots else NONE
+    seq, index, thread = next(group.collectives), group.index, state.number
+    where = (root, 0, NONE, NONE, NONE, index, thread)
+    return (perf_counter_ns(), size_bytes, recorder.step, seq, *where, state.flags, _COLLECTIVE, op)
 
 
 def _size_bytes(tensors: Any) -> int:
@@ -222,8 +218,9 @@ def _size_bytes(tensors: Any) -> int:
 def _posted(work: Any, tail: Tail) -> None:
     """A post has returned: its end is the wait for its Work, or the batch's Work, or now."""
     RECORDER.inside = None
-    if _batch.open is not None:
-        _batch.open.append(tail)
+    batch = RECORDER.threads.state.batch
+    if batch is not None:
+        batch.append(tail)
     elif work is None:
         _ended(tail, Flag.SYNCHRONOUS)
     else:
@@ -244,18 +241,18 @@ def _message_arguments(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[An
 
 def _message(original: Any, kind: int) -> Any:
     """Wrapper of ``send(tensors, dstRank, tag)`` and ``recv(tensors, srcRank, tag)``."""
-    recorder, groups = RECORDER, _groups
+    recorder, groups, pending, threads = RECORDER, _groups, _pending, RECORDER.threads
 
     def message(self: Any, *args: Any, **named: Any) -> Any:
         if not (recorder.active or recorder.start()):
             return original(self, *args, **named)
-        tail = None
+        tail, state = None, threads.state
         try:
             entry = groups.get(id(self))
             group = entry[1] if entry is not None else _group(self)
             if group.size > 1:
                 tensors, rank, tag = args if len(args) == 3 else _message_arguments(args, named)
-                tail = _describe(kind, group, tensors[0], rank, tag)
+                tail = _describe(kind, group, tensors[0], rank, tag, state)
                 recorder.inside_start_ns, recorder.inside = tail[0], tail
         except Exception as error:
             guard.failed(PROBE, error)
@@ -266,7 +263,11 @@ def _message(original: Any, kind: int) -> Any:
         except BaseException:
             _ended(tail, Flag.FAILED)
             raise
-        _posted(work, tail)
+        if work is not None and state.batch is None:
+            recorder.inside = None
+            pending[id(work)] = (work, (tail,))
+        else:
+            _posted(work, tail)
         return work
 
     return message
@@ -282,7 +283,8 @@ def _recv_anysource(original: Any) -> Any:
         try:
             group = _group(self)
             if group.size > 1:
-                tail = _describe(_RECV, group, args[0][0], NONE, args[1] if len(args) > 1 else 0)
+                tag = args[1] if len(args) > 1 else 0
+                tail = _describe(_RECV, group, args[0][0], NONE, tag, RECORDER.threads.state)
         except Exception as error:
             guard.failed(PROBE, error)
         work = original(self, *args, **named)
@@ -324,7 +326,7 @@ def _collective(original: Any, op: Collective) -> Any:
 def _start_coalescing(original: Any) -> Any:
     def start_coalescing(*args: Any, **named: Any) -> Any:
         result = original(*args, **named)
-        _batch.open = []
+        RECORDER.threads.state.batch = []
         return result
 
     return start_coalescing
@@ -332,7 +334,8 @@ def _start_coalescing(original: Any) -> Any:
 
 def _end_coalescing(original: Any) -> Any:
     def end_coalescing(*args: Any, **named: Any) -> Any:
-        tails, _batch.open = _batch.open, None
+        state = RECORDER.threads.state
+        tails, state.batch = state.batch, None
         work = original(*args, **named)
         if tails and RECORDER.active:
             if work is None:
@@ -368,7 +371,7 @@ def _wait(original: Any) -> Any:
             tails = _with_source(self, tails)
         for tail in tails:
             append((start_ns, end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
-        if after_wait and not threads.named:
+        if after_wait and not threads.state.named:
             for function in after_wait:
                 function(end_ns)
         return result
@@ -382,9 +385,10 @@ def _with_source(work: Any, tails: tuple[Tail, ...]) -> tuple[Tail, ...]:
     if group is None:
         return tails
     try:
-        rank = work._source_rank()
-        tail = tails[0]
-        return ((*tail[:3], group.count(_RECV, rank, tail[5]), group.global_rank(rank), *tail[5:]),)
+        rank, tail = work._source_rank(), tails[0]
+        tag, counts = tail[5], group.counts[_RECV]
+        counts[rank, tag] = seq = counts.get((rank, tag), -1) + 1
+        return ((*tail[:3], seq, group.global_rank(rank), *tail[5:]),)
     except Exception as error:
         guard.failed(PROBE, error)
         return tails

@@ -31,6 +31,8 @@ RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
 DEFAULT_MAX_BYTES = 2 << 30
 """2 GiB a rank: about 30 million spans."""
+PATIENCE_NS = 20_000_000
+"""Within a step, no second flush before this time: waking the writer costs some 40 us of CPU."""
 _ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 _ENVIRONMENT_NAMES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GLOO_SOCKET_IFNAME")
 _FLAGS_AT = 11
@@ -39,23 +41,34 @@ _FLAGS_AT = 11
 Tail = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
-class ThreadState(threading.local):
+class ThreadState:
     """What one thread is doing, as far as the probes must know of each other.
 
     Attributes:
         number: 0 for the thread that recorded first.
         named: depth of the brackets in which a framework adapter names the computation.
         depth: depth of calls of modules.
-        flags: flags that all spans of this thread get at the moment (INIT, EVALUATION).
+        flags: flags that all spans of this thread get at the moment (INIT).
+        batch: messages and collectives posted since ``_start_coalescing``; None outside such a batch.
     """
+
+    __slots__ = ("batch", "depth", "flags", "named", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.named = 0
+        self.depth = 0
+        self.flags = 0
+        self.batch: list[Tail] | None = None
+
+
+class Threads(threading.local):
+    """The state of the calling thread: one look-up, then plain attributes."""
 
     _numbers = itertools.count()
 
     def __init__(self) -> None:
-        self.number = next(self._numbers)
-        self.named = 0
-        self.depth = 0
-        self.flags = 0
+        self.state = ThreadState(next(self._numbers))
 
 
 class Recorder:
@@ -74,7 +87,7 @@ class Recorder:
         self.step = 0
         self.step_ended = False
         """An optimizer step has ended since the last op: the next op begins a step."""
-        self.threads = ThreadState()
+        self.threads = Threads()
         self.on_step: list[Any] = []
         """Called at the beginning of each step after the first."""
         self.on_flush: list[Any] = []
@@ -116,6 +129,11 @@ class Recorder:
         """Record again."""
         self.active = self._writer is not None and not self.stopped
 
+    @property
+    def recorded(self) -> int:
+        """Spans so far."""
+        return len(self.spans) + (self._writer.written if self._writer is not None else 0)
+
     def begin_step(self) -> None:
         """An op came after an optimizer step: the next step has begun."""
         self.step_ended = False
@@ -123,10 +141,10 @@ class Recorder:
         for function in self.on_step:
             function()
 
-    def flush_soon(self) -> None:
-        """Have everything so far written, on the writer's thread."""
+    def flush_soon(self, *, unless_within_ns: int = 0) -> None:
+        """Have everything so far written, on the writer's thread; not if that was done within this time."""
         if self._writer is not None:
-            self._writer.wake()
+            self._writer.wake(unless_within_ns=unless_within_ns)
 
     def flush(self) -> None:
         """Write everything so far on this thread (for tests and the exit)."""
@@ -170,7 +188,7 @@ class Recorder:
         folder = os.environ[RUN_DIR_VARIABLE]
         header = _header(rank, world_size)
         self._writer = Writer(self, folder=folder, header=header, max_bytes=limit, stop=self.stop)
-        self.threads.number  # noqa: B018  (the thread that starts the record is number 0)
+        self.threads.state  # noqa: B018  (the thread that starts the record is number 0)
         guard.listen(self._fault)
         self._previous_excepthook, sys.excepthook = sys.excepthook, self._excepthook
         atexit.register(self.finish)
@@ -201,9 +219,9 @@ class Recorder:
         self.stopped = True
 
 
-def compute_tail(kind: int, start_ns: int, step: int, label: tuple[int, int, int], thread: int, flags: int) -> Tail:  # noqa: PLR0917
+def compute_tail(kind: int, start_ns: int, label: tuple[int, int, int], flags: int) -> Tail:
     """Tail of a span that is not a message; ``label`` is (microbatch, stage, chunk)."""
-    return (start_ns, 0, step, NONE, NONE, 0, *label, NONE, thread, flags, kind, 0)
+    return (start_ns, 0, RECORDER.step, NONE, NONE, 0, *label, NONE, RECORDER.threads.state.number, flags, kind, 0)
 
 
 def with_flag(tail: Tail, flag: Flag) -> Tail:

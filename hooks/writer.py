@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from itertools import starmap
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.model import NONE, SPAN_FIELDS, SPAN_STRUCT, RankStatus
@@ -62,10 +63,15 @@ class Writer:
         self._stop = stop
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._bell = threading.Lock()
+        """Held by nobody where a flush is due: a bare lock wakes the thread for half the CPU time of an Event."""
+        self._bell.acquire()
+        self._last_flush_ns = 0
         self._closed = False
         self._next_anchor = 0.0
         self._size_bytes = 0
+        self.written = 0
+        """Spans in the file."""
         self.status = RankStatus.RUNNING
         self._open(folder, header)
         self._thread = threading.Thread(target=self._run, name="ppdiag-writer", daemon=True)
@@ -74,22 +80,25 @@ class Writer:
         """Start the thread."""
         self._thread.start()
 
-    def wake(self) -> None:
-        """Flush soon, on the writer's thread."""
-        self._wake.set()
+    def wake(self, *, unless_within_ns: int = 0) -> None:
+        """Flush soon, on the writer's thread; not if it last did so within this time."""
+        if self._bell.locked() and perf_counter_ns() - self._last_flush_ns >= unless_within_ns:
+            with contextlib.suppress(RuntimeError):  # another thread was quicker
+                self._bell.release()
 
     def close(self, status: RankStatus) -> None:
         """Write all that is left and set the rank's last status (on the calling thread, at exit)."""
         self.status = status
         self.flush()
         self._closed = True
-        self._wake.set()
+        self.wake()
 
     def flush(self) -> None:
         """Write what has been collected so far. Never raises: a failed write ends the recording."""
         with self._lock:
             if self._closed:
                 return
+            self._last_flush_ns = perf_counter_ns()
             try:
                 self._recorder.before_flush()
                 self._write_spans()
@@ -115,8 +124,7 @@ class Writer:
 
     def _run(self) -> None:
         while not self._closed:
-            self._wake.wait(TICK_S)
-            self._wake.clear()
+            self._bell.acquire(timeout=TICK_S)
             self.flush()
 
     def _write_spans(self) -> None:
@@ -132,6 +140,7 @@ class Writer:
                 return
             self._write_all(self._spans_fd, block)
             self._size_bytes += len(block)
+            self.written += count
 
     def _write_lines(self) -> None:
         now = time.monotonic()
@@ -148,7 +157,7 @@ class Writer:
     def _write_state(self) -> None:
         tail = self._recorder.inside
         start_ns = self._recorder.inside_start_ns
-        now = time.perf_counter_ns()
+        now = perf_counter_ns()
         if tail is None:
             state = (now, 0, 0, 0, self._recorder.step, NONE, NONE, NONE, NONE, NONE, 0, 0, int(self.status))
         else:
@@ -178,9 +187,9 @@ class Writer:
 
 def anchor() -> dict[str, Any]:
     """One reading of the rank's clock and of Unix time, taken as close together as Python allows."""
-    before = time.perf_counter_ns()
+    before = perf_counter_ns()
     unix_ns = time.time_ns()
-    after = time.perf_counter_ns()
+    after = perf_counter_ns()
     return {"type": "anchor", "local_ns": (before + after) // 2, "unix_ns": unix_ns}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard, process_group
 from ppdiag.hooks.patching import Patches
-from ppdiag.hooks.recorder import RECORDER, Tail, compute_tail, with_flag
+from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, ThreadState, compute_tail, with_flag
 from ppdiag.model import NONE, Flag, Kind, Payload
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _PAYLOADS = {
     "get_bwd_recv_ops": Payload.GRADIENT,
     "get_bwd_send_ops": Payload.GRADIENT,
 }
+
+_NO_LABEL = (NONE, NONE, NONE)
 
 _patches = Patches()
 _chunks: dict[int, int] = {}
@@ -89,46 +91,50 @@ def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
 
 def _compute(original: Any, kind: Kind) -> Any:
     """Wrapper of ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk``."""
-    recorder, threads, append, code = RECORDER, RECORDER.threads, RECORDER.append, int(kind)
+    recorder, threads, append, held = RECORDER, RECORDER.threads, RECORDER.append, _held
+    code, is_forward = int(kind), kind == Kind.FORWARD  # plain ints: arithmetic on enums takes ten times as long
 
     def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
         # schedule.eval calls the backward too, which returns at once
-        if not (recorder.active or recorder.start()) or (code != Kind.FORWARD and not self.has_backward):
+        if not (recorder.active or recorder.start()) or not (is_forward or self.has_backward):
             return original(self, *args, **kwargs)
+        state = threads.state
         try:
-            tail = _describe(self, args[0] if args else _chunk_id(kwargs), code)
+            tail = _describe(self, args[0] if args else _chunk_id(kwargs), code, state)
         except Exception as error:
             guard.failed(PROBE, error)
             return original(self, *args, **kwargs)
-        threads.named += 1
-        recorder.inside_start_ns, recorder.inside = tail[0], tail
+        state.named += 1
+        recorder.inside_start_ns = start_ns = tail[0]
+        recorder.inside = tail
         try:
             result = original(self, *args, **kwargs)
         except BaseException:
-            append((tail[0], perf_counter_ns(), *with_flag(tail, Flag.FAILED)))
+            append((start_ns, perf_counter_ns(), *with_flag(tail, Flag.FAILED)))
             raise
         finally:
-            threads.named -= 1
+            state.named -= 1
             recorder.inside = None
-        if code == Kind.FORWARD and self.is_last:
-            _held[threads.number] = (tail[0], perf_counter_ns(), tail)
+        if is_forward and self.is_last:
+            held[state.number] = (start_ns, perf_counter_ns(), tail)
         else:
-            append((tail[0], perf_counter_ns()) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+            append((start_ns, perf_counter_ns()) + tail)  # noqa: RUF005  (twice as fast as unpacking)
         return result
 
     return compute
 
 
-def _describe(stage: Any, microbatch: int, kind: int) -> Tail:
-    recorder, threads = RECORDER, RECORDER.threads
+def _describe(stage: Any, microbatch: int, kind: int, state: ThreadState) -> Tail:
+    recorder, thread, flags = RECORDER, state.number, state.flags
     if recorder.step_ended:
         recorder.begin_step()
     if _held:
-        _release(threads.number)
+        _release(thread)
     index = stage.stage_index
-    label = (microbatch, index, _chunks.get(index, 0))
-    flags = threads.flags if stage.has_backward else threads.flags | Flag.EVALUATION
-    return compute_tail(kind, perf_counter_ns(), recorder.step, label, threads.number, flags)
+    if not stage.has_backward:
+        flags |= Flag.EVALUATION
+    chunk, step = _chunks.get(index, 0), recorder.step
+    return (perf_counter_ns(), 0, step, NONE, NONE, 0, microbatch, index, chunk, NONE, thread, flags, kind, 0)
 
 
 def _chunk_id(kwargs: dict[str, Any]) -> int:
@@ -155,7 +161,7 @@ def _loss(original: Any) -> Any:
             result = original(*args, **kwargs)
             flag = Flag(0)
         finally:
-            _release(threads.number, perf_counter_ns(), flag)
+            _release(threads.state.number, perf_counter_ns(), flag)
         return result
 
     return maybe_compute_loss
@@ -163,7 +169,7 @@ def _loss(original: Any) -> Any:
 
 def _label(original: Any, payload: Payload) -> Any:
     """Wrapper of ``get_*_ops``: the tensors of these ops are about to be posted, for this stage and microbatch."""
-    recorder, labels = RECORDER, process_group.labels
+    recorder, labels, code = RECORDER, process_group.labels, int(payload)
 
     def get_ops(self: Any, *args: Any, **kwargs: Any) -> Any:
         ops = original(self, *args, **kwargs)
@@ -174,7 +180,7 @@ def _label(original: Any, payload: Payload) -> Any:
                 index = self.stage_index
                 flags = 0 if self.has_backward else Flag.EVALUATION
                 microbatch = args[0] if args else _chunk_id(kwargs)
-                label = (microbatch, index, _chunks.get(index, 0), payload, flags)
+                label = (microbatch, index, _chunks.get(index, 0), code, flags)
                 for op in ops:
                     labels[id(op.tensor)] = label
             except Exception as error:
@@ -196,16 +202,17 @@ def _step(original: Any) -> Any:
         except Exception as error:
             guard.failed(PROBE, error)
             return original(self, *args, **kwargs)
-        threads.named += 1
+        state = threads.state
+        state.named += 1
         flag = Flag.FAILED
         try:
             result = original(self, *args, **kwargs)
             flag = Flag(0)
         finally:
-            threads.named -= 1
-            _release(threads.number)
+            state.named -= 1
+            _release(state.number)
             recorder.append((tail[0], perf_counter_ns(), *(with_flag(tail, flag) if flag else tail)))
-            recorder.flush_soon()
+            recorder.flush_soon(unless_within_ns=PATIENCE_NS)
         return result
 
     return step
@@ -217,9 +224,8 @@ def _begin_step(schedule: Any) -> Tail:
     if _schedule != [id(schedule)]:
         _schedule[:] = [id(schedule)]
         _say_facts(schedule)
-    flags = RECORDER.threads.flags | (0 if getattr(schedule, "_has_backward", True) else Flag.EVALUATION)
-    label = (NONE, NONE, NONE)
-    return compute_tail(Kind.SCHEDULE, perf_counter_ns(), RECORDER.step, label, RECORDER.threads.number, flags)
+    flags = RECORDER.threads.state.flags | (0 if getattr(schedule, "_has_backward", True) else Flag.EVALUATION)
+    return compute_tail(Kind.SCHEDULE, perf_counter_ns(), _NO_LABEL, flags)
 
 
 def _say_facts(schedule: Any) -> None:
@@ -243,17 +249,16 @@ def _initialize(original: Any) -> Any:
     threads = RECORDER.threads
 
     def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = threads.flags
+        state, before = threads.state, threads.state.flags
         start_ns = perf_counter_ns()
-        threads.flags |= Flag.INIT
+        state.flags |= Flag.INIT
         try:
             return original(self, *args, **kwargs)
         finally:
             end_ns = perf_counter_ns()
             if RECORDER.active and end_ns - start_ns > SHORTEST_INITIALISATION_NS:
-                label = (NONE, NONE, NONE)
-                tail = compute_tail(Kind.INIT, start_ns, RECORDER.step, label, threads.number, threads.flags)
+                tail = compute_tail(Kind.INIT, start_ns, _NO_LABEL, state.flags)
                 RECORDER.append((start_ns, end_ns, *tail))
-            threads.flags = before
+            state.flags = before
 
     return initialize
