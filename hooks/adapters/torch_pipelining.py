@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,8 @@ _NO_LABEL = (NONE, NONE, NONE)
 _patches = Patches()
 _chunks: dict[int, int] = {}
 """Stage index -> index among the stages of this rank, in the order in which its schedule lists them."""
-_schedule: list[int] = []
-"""``id`` of the schedule that ran last: its facts are said."""
+_schedule: list[weakref.ref[Any]] = []
+"""The schedule that ran last: its facts are said. Not its id, which the next one may get."""
 _held: dict[int, tuple[int, int, Tail]] = {}
 """Thread -> (start, end, tail) of a forward of the last stage, whose loss is still to come and belongs to it."""
 
@@ -221,8 +222,8 @@ def _step(original: Any) -> Any:
 def _begin_step(schedule: Any) -> Tail:
     if RECORDER.step_ended:
         RECORDER.begin_step()
-    if _schedule != [id(schedule)]:
-        _schedule[:] = [id(schedule)]
+    if not _schedule or _schedule[0]() is not schedule:
+        _schedule[:] = [weakref.ref(schedule)]
         _say_facts(schedule)
     flags = RECORDER.threads.state.flags | (0 if getattr(schedule, "_has_backward", True) else Flag.EVALUATION)
     return compute_tail(Kind.SCHEDULE, perf_counter_ns(), _NO_LABEL, flags)
