@@ -223,12 +223,10 @@ def test_a_real_job_in_which_one_stage_is_slow_is_recorded_and_explained(ppdiag_
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-endpoint", "localhost:0"]
     job = [str(repository / "tests" / "jobs" / "sleeping_pipeline.py"), "--steps", "8", "--stage-factor", "2:2"]
     reports = ["--json", "found.json", "--html", "found.html", "--fail-on", "imbalance>10%"]
-    done = ppdiag_run(
-        "-o", "run", *reports, "--", sys.executable, *launcher, "--rdzv-backend", "c10d", *job, "--forward-ms", "5"
-    )
+    done = ppdiag_run("-o", "run", *reports, "--", sys.executable, *launcher, "--rdzv-backend", "c10d", *job)
     assert done.returncode == 3, done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [f"step {step}" for step in range(8)]
     verdict = json.loads((tmp_path / "found.json").read_text())["verdict"]
     assert (verdict["cause"], verdict["stage"]) == ("imbalance", 2)
-    assert done.stderr.startswith("Imbalance at stage 2\n")
+    assert "Imbalance at stage 2\n" in done.stderr
     assert (tmp_path / "found.html").read_text().startswith("<!DOCTYPE html>")
