@@ -26,8 +26,8 @@ LEAST_COVERED = 0.8
 """A place is named only where repairing it alone gains this much of what removing the whole cause would."""
 MOST_CLOCK_ERROR = 0.05
 """With a clock error above this share of the step the causes cannot be told apart."""
-STANDARD_ERRORS = 2.0
-"""Two causes closer than this many standard errors of their difference over the steps are not told apart."""
+LEAST_AGREEING = 0.75
+"""Share of the steps in which the first cause must be the larger one, for the two to be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,10 @@ def gains(context: Context) -> Mapping[Cause, float]:
 
 def _nothing(context: Context, share: float, cause: Cause) -> Verdict:
     idle = context.why.total
-    text = f"no cause of idle time reaches 5 % of the step (idle {percent(idle)} in all, most of it {cause.value} {percent(share)})"
+    text = (
+        f"no cause of idle time reaches 5 % of the step (idle {percent(idle)} in all, "
+        f"most of it {cause.value} {percent(share)})"
+    )
     return Verdict(None, None, None, None, share, "measured", text)
 
 
@@ -91,11 +94,8 @@ def _doubt(context: Context, cause: Cause, why: Mapping[Cause, float], unexplain
 
 
 def _told_apart(shares: Shares, first: Cause, second: Cause) -> bool:
-    difference_K = (shares.cause_K[first] - shares.cause_K[second]) / shares.duration_K
-    if len(difference_K) < 2:
-        return True
-    error = float(difference_K.std(ddof=1)) / np.sqrt(len(difference_K))
-    return bool(abs(float(difference_K.mean())) >= STANDARD_ERRORS * error)
+    """Whether most steps agree on which is larger; a count of steps, since one odd step may outweigh all others."""
+    return bool((shares.cause_K[first] > shares.cause_K[second]).mean() >= LEAST_AGREEING)
 
 
 NOWHERE = blame.Candidate(gain_s=0.0)

@@ -70,7 +70,7 @@ def factors(text: str) -> tuple[int, float]:
     return int(index), float(factor)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--schedule", default="1F1B", help="a name that torch's get_schedule_class knows")
     parser.add_argument("--microbatches", type=int, default=8)
@@ -88,7 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--raise-at", type=factors, default=None, metavar="RANK:STEP", help="raise in this rank's step")
     parser.add_argument("--quiet", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name in ("stage_factor", "chunk_factor", "rank_factor", "microbatch_factor"):
         setattr(args, name, dict(getattr(args, name)))
     return args

@@ -1,0 +1,34 @@
+"""Many sleeping pipelines one after the other in one job, so that the imports are paid once.
+
+Each argument is the command line of ``sleeping_pipeline.py``; rank 0 writes the step at which each begins to ``--report``.
+
+    torchrun --standalone --nproc-per-node 4 tests/jobs/scenarios.py steps.txt "--schedule GPipe" "--stage-factor 2:2"
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sleeping_pipeline import parse_arguments, train
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    report, step = Path(sys.argv[1]), 0
+    for line in sys.argv[2:]:
+        args = parse_arguments(["--quiet", *shlex.split(line)])
+        if dist.get_rank() == 0:
+            with report.open("a") as file:
+                file.write(f"{step} {step + args.steps}\n")
+        train(args)
+        step += args.steps
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
