@@ -42,8 +42,8 @@ def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if not (RECORDER.active or RECORDER.start()):
         return
     try:
-        if RECORDER.step_ended:
-            _open.clear()  # a step that raised never called its post hook
+        if any(owner == id(optimizer) for owner, _ in _open):
+            _open.clear()  # its last step raised, and never called the post hook
         if not _open:
             RECORDER.flush_soon(unless_within_ns=PATIENCE_NS)  # the step's pipeline is done
         start_ns = perf_counter_ns()

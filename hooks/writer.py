@@ -134,9 +134,11 @@ class Writer:
             del spans[:count]
             block = encode_block(_pack(batch), count)
             if self._size_bytes + len(block) > self._max_bytes:
-                self._recorder.active = False
+                self._max_bytes, limit = 0, self._max_bytes
+                if limit:  # the first time
+                    what = f"the record has reached its limit of {limit} bytes"
+                    self._stop(what, "no more spans are recorded, the job goes on")
                 spans.clear()
-                self._stop(f"the record has reached its limit of {self._max_bytes} bytes", "no more spans are recorded")
                 return
             self._write_all(self._spans_fd, block)
             self._size_bytes += len(block)
