@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from ppdiag import errors
 from ppdiag.analyzers.sources import SOURCES
+from ppdiag.analyzers.symptoms import SYMPTOMS
 from ppdiag.commands import COMMANDS
 from ppdiag.conditions import QUANTITIES
 from ppdiag.diagnosis import Cause, Place
@@ -72,6 +75,41 @@ def test_each_source_is_one_file_or_more_and_loads():
 
 def test_each_report_loads():
     assert all(REPORTS.load(name) for name in REPORTS.names())
+
+
+def _page_of_symptoms() -> str:
+    """What docs/symptoms.md has to be: the docstrings of the symptoms, in the order of their table."""
+    lines = [
+        "# Symptoms",
+        "",
+        "Known patterns, each with its evidence in numbers. Made of the docstrings of `analyzers/symptoms`.",
+    ]
+    for name in SYMPTOMS.names():
+        module = importlib.import_module(SYMPTOMS.load(name).__module__)
+        title, *paragraphs = inspect.cleandoc(module.__doc__ or "").split("\n\n")
+        lines += ["", f"## {name}", "", title]
+        for paragraph in paragraphs:
+            heading, _, text = paragraph.partition(": ")
+            lines += ["", f"**{heading}.** {text}"]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_of_symptoms_is_made_of_their_docstrings():
+    page = DOCS / "symptoms.md"
+    if os.environ.get("UPDATE_DOCS"):
+        page.write_text(_page_of_symptoms(), encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == _page_of_symptoms(), "see CONTRIBUTING.md: UPDATE_DOCS=1"
+
+
+@pytest.mark.parametrize("name", SYMPTOMS.names())
+def test_the_docstring_of_each_symptom_has_its_four_parts(name):
+    text = importlib.import_module(SYMPTOMS.load(name).__module__).__doc__ or ""
+    assert re.findall(r"^(What it finds|Why it matters|What to try|Source): ", text, re.MULTILINE) == [
+        "What it finds",
+        "Why it matters",
+        "What to try",
+        "Source",
+    ]
 
 
 def test_each_message_has_a_section_and_each_section_a_message():
