@@ -42,7 +42,7 @@ class Optimizers:
 @pytest.fixture
 def optimizers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Optimizers]:
     module = Optimizers()
-    monkeypatch.setitem(sys.modules, "torch.optim.optimizer", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch.optim.optimizer", module)
     monkeypatch.setattr(RECORDER, "active", True)
     monkeypatch.setattr(RECORDER, "step", 0)
     monkeypatch.setattr(RECORDER, "step_ended", False)
@@ -55,7 +55,12 @@ def optimizers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Optimizers]:
 
 def test_a_step_ends_with_the_outermost_of_nested_optimizers(optimizers: Optimizers) -> None:
     seen = []
-    optimizers.step("container", lambda: (optimizers.step("member"), seen.append(RECORDER.step_ended)))
+
+    def inside() -> None:
+        optimizers.step("member")
+        seen.append(RECORDER.step_ended)
+
+    optimizers.step("container", inside)
     assert seen == [False]
     assert RECORDER.step_ended
     assert [span[KIND] for span in RECORDER.spans] == [Kind.OPTIMIZER] * 2

@@ -44,23 +44,23 @@ class Group:
     def rank(self) -> int:
         return 0
 
-    def _work(self, *_: Any, **__: Any) -> Work | None:
+    def _work(self, *_: Any, **__: Any) -> Any:
         return Work() if self.works else None
 
-    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Work | None:  # noqa: ARG002
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Any:  # noqa: ARG002
         return self._work()
 
-    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Work | None:  # noqa: ARG002
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> Any:  # noqa: ARG002
         return self._work()
 
     recv_anysource = allreduce = broadcast = _work
 
-    def barrier(self) -> Work | None:
+    def barrier(self) -> Any:
         raise RuntimeError("of the user")
 
     def _start_coalescing(self, _device: str) -> None: ...
 
-    def _end_coalescing(self, _device: str) -> Work | None:
+    def _end_coalescing(self, _device: str) -> Any:
         return self._work()
 
 
