@@ -81,3 +81,9 @@ def _ended(end_ns: int) -> None:
 
 def _tail(start_ns: int) -> Any:
     return compute_tail(Kind.OPTIMIZER, start_ns, (NONE, NONE, NONE), RECORDER.threads.state.flags)
+
+
+# A compiled optimizer breaks its graph at its own hooks anyway; this is what torch.compiler.disable sets, without
+# importing Dynamo: so the hooks run there as they are, instead of being traced to their first unsupported call.
+for _hook in (_begin, _end):
+    _hook._torchdynamo_disable = True  # type: ignore[attr-defined]
