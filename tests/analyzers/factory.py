@@ -230,7 +230,7 @@ def ten_and_twenty(op: Op, rank: int, step: int) -> int:  # noqa: ARG001
 class Pipeline:
     """A pipeline to simulate, alike in every step but for its durations. Times in ns, steps counted from 0."""
 
-    orders: Sequence[Sequence[Op]]
+    orders: Sequence[Sequence[Op]] = field(repr=False)
     """Ops of each rank of one replica."""
     stage_rank: Sequence[int]
     """Stage -> position of its rank along the pipeline."""
@@ -252,6 +252,8 @@ class Pipeline:
     """Data-parallel copies: rank = replica x P + position."""
     tail: int | None = None
     """ns of an all-reduce over the ranks of the same position before the optimizer; None for none."""
+    tail_of_all: bool = False
+    """The all-reduce of the tail is over all ranks (the norm of all gradients): no rank runs ahead into the next step."""
 
     def trace(self) -> Trace:
         """Simulates and returns the trace."""
@@ -259,16 +261,17 @@ class Pipeline:
         replicas = range(self.replicas)
         groups = [tuple(replica * ranks + p for p in range(ranks)) for replica in replicas]
         groups += [tuple(replica * ranks + p for replica in replicas) for p in range(ranks)]
+        groups += [tuple(range(ranks * self.replicas))]
         programs = {rank: list(self._program(rank)) for rank in range(ranks * self.replicas)}
         return simulate(programs, groups=groups, transfer=self.transfer, collective=self.tail or 0, origin=self.origin)
 
     def _program(self, rank: int) -> Iterator[Action]:
-        group_of_position = self.replicas + rank % len(self.orders)
+        group = self.replicas + (len(self.orders) if self.tail_of_all else rank % len(self.orders))
         for step in range(self.steps):
             yield from self._pipeline(rank, step)
             yield Stall(self.before_optimizer(rank, step))
             if self.tail is not None:
-                yield Post("tail", Kind.COLLECTIVE, group=group_of_position)
+                yield Post("tail", Kind.COLLECTIVE, group=group)
                 yield Wait("tail")
             yield Compute(Kind.OPTIMIZER, self.optimizer)
             yield Stall(self.between(rank, step))
