@@ -23,6 +23,7 @@ from ppdiag.hooks.recorder import RECORDER, compute_tail
 from ppdiag.model import NONE, Flag, Kind
 
 PROBE = "modules"
+RAISED = object()
 
 _patches = Patches()
 
@@ -133,12 +134,12 @@ class Inference:
         RECORDER.inside_start_ns, RECORDER.inside = opened.start_ns, tail
 
     def module_ends(self, output: Any) -> None:
-        """The root module has returned ``output``, or raised (None)."""
+        """The root module has returned ``output``, or raised (then it is ``RAISED``)."""
         RECORDER.inside = None
         if self._open is not None:
             self._open.end_ns = perf_counter_ns()
             self._follow(_first_tensor(output), self._open.label)
-            if output is None:
+            if output is RAISED:
                 self._open.flags |= Flag.FAILED
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ def _call(original: Any, is_compiling: Any) -> Any:
         if state.depth or state.named or not recorder.active or is_compiling() or _in_backward():
             return original(self, *args, **kwargs)
         state.depth = 1
-        output = None
+        output = RAISED
         try:
             _guarded(inference.module_begins, self)
             output = original(self, *args, **kwargs)

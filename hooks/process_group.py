@@ -128,13 +128,15 @@ def install() -> None:
             _patches.replace(owner, name, _named_like(wrap(_function(owner, name)), name))
     _patches.replace(distributed.Work, "wait", _named_like(_wait(_function(distributed.Work, "wait")), "wait"))
     RECORDER.on_flush.append(write_abandoned)
+    RECORDER.on_finish.append(write_pending)
 
 
 def uninstall() -> None:
     """Take all patches off; what is still pending is forgotten."""
     _patches.restore()
-    if write_abandoned in RECORDER.on_flush:
-        RECORDER.on_flush.remove(write_abandoned)
+    for listeners, function in ((RECORDER.on_flush, write_abandoned), (RECORDER.on_finish, write_pending)):
+        if function in listeners:
+            listeners.remove(function)
     _pending.clear()
     _any_source.clear()
     labels.clear()
@@ -144,8 +146,20 @@ def write_abandoned() -> None:
     """Write the messages whose Work the job has dropped without waiting (on the writer's thread)."""
     for key, (work, tails) in list(_pending.items()):
         if sys.getrefcount(work) <= _REFERENCES_OF_OURS and _pending.pop(key, None) is not None:
-            for tail in tails:
-                RECORDER.append((tail[0], tail[0], *with_flag(tail, Flag.NEVER_WAITED)))
+            _never_waited(tails)
+
+
+def write_pending() -> None:
+    """At exit: write all messages that have not been waited for."""
+    for key in list(_pending):
+        entry = _pending.pop(key, None)
+        if entry is not None:
+            _never_waited(entry[1])
+
+
+def _never_waited(tails: tuple[Tail, ...]) -> None:
+    for tail in tails:
+        RECORDER.append((tail[0], tail[0], *with_flag(tail, Flag.NEVER_WAITED)))
 
 
 def _references_of_ours(pending: dict[int, tuple[Any, tuple[Any, ...]]]) -> int:

@@ -182,6 +182,15 @@ def test_a_message_that_nobody_can_wait_for_any_more_is_written_as_never_waited(
     assert recorded()[1]["flags"] == 0
 
 
+def test_what_is_pending_at_the_exit_is_written_as_never_waited(group: Group) -> None:
+    kept = group.send([Tensor()], 1, 0)
+    process_group.write_pending()
+    (span,) = recorded()
+    assert span["flags"] == Flag.NEVER_WAITED
+    kept.wait()
+    assert len(recorded()) == 1
+
+
 def test_the_sender_of_a_receive_from_anyone_is_known_after_the_wait(group: Group) -> None:
     group.recv_anysource([Tensor()], 3).wait()
     (span,) = recorded()

@@ -1,0 +1,159 @@
+"""Forwards and backwards found from the order of events, without torch: modules and tensors are stand-ins."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ppdiag.hooks import modules
+from ppdiag.hooks.modules import RAISED, Inference
+from ppdiag.hooks.recorder import RECORDER
+from ppdiag.model import SPAN_FIELDS, Flag, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAMES = [name for name, _, _ in SPAN_FIELDS]
+
+
+class Node:
+    """A node of the graph; runs its prehooks when the backward comes to it."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Any] = []
+
+    def register_prehook(self, hook: Any) -> None:
+        self.hooks.append(hook)
+
+    def run(self) -> None:
+        for hook in self.hooks:
+            hook(())
+
+
+class Tensor:
+    def __init__(self, *, grad: bool = True) -> None:
+        self.grad_fn = Node() if grad else None
+        self.requires_grad = grad
+
+    def is_floating_point(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inference]:
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(_current_graph_task_id=lambda: -1), is_grad_enabled=lambda: True, grad=True
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(modules, "install_module_calls", lambda: None)
+    monkeypatch.setattr(RECORDER, "active", True)
+    monkeypatch.setattr(RECORDER, "step_ended", False)
+    yield Inference()
+    RECORDER.spans.clear()
+
+
+def found() -> list[tuple[Kind, int, int]]:
+    """(kind, chunk, microbatch) of what was recorded, in order."""
+    spans = [dict(zip(NAMES, span, strict=True)) for span in RECORDER.spans]
+    assert all(span["flags"] & Flag.INFERRED for span in spans)
+    assert all(span["start_ns"] <= span["end_ns"] for span in spans)
+    return [(Kind(span["kind"]), span["chunk"], span["microbatch"]) for span in spans]
+
+
+def call(inference: Inference, module: object, output: Tensor | None) -> None:
+    inference.module_begins(module)
+    inference.module_ends(output)
+
+
+def backward(inference: Inference, output: Tensor) -> None:
+    run = inference.backward_begins()
+    if output.grad_fn is not None:
+        output.grad_fn.run()
+    inference.backward_ends(run, failed=False)
+
+
+def test_a_loss_after_the_model_is_part_of_the_same_forward(inference: Inference) -> None:
+    model, loss, output = object(), object(), Tensor()
+    call(inference, model, Tensor())
+    call(inference, loss, output)
+    backward(inference, output)
+    assert found() == [(Kind.FORWARD, 0, 0), (Kind.BACKWARD, 0, 0)]
+
+
+def test_the_same_model_again_is_the_next_microbatch(inference: Inference) -> None:
+    model = object()
+    for _ in range(3):
+        call(inference, model, Tensor())
+    inference.close()
+    assert found() == [(Kind.FORWARD, 0, 0), (Kind.FORWARD, 0, 1), (Kind.FORWARD, 0, 2)]
+
+
+def test_a_message_ends_a_forward_and_two_models_are_two_chunks(inference: Inference) -> None:
+    first, second = object(), object()
+    for model in (first, second, first, second):
+        call(inference, model, Tensor())
+        inference.message(Kind.SEND, Tensor())
+    assert found() == [
+        (Kind.FORWARD, 0, 0),
+        (Kind.FORWARD, 1, 0),
+        (Kind.FORWARD, 0, 1),
+        (Kind.FORWARD, 1, 1),
+    ]
+
+
+def test_the_graph_tells_which_microbatch_a_backward_is_of_in_any_order(inference: Inference) -> None:
+    model, outputs = object(), [Tensor() for _ in range(3)]
+    for output in outputs:
+        call(inference, model, output)
+    for output in reversed(outputs):
+        backward(inference, output)
+    assert [microbatch for kind, _, microbatch in found() if kind == Kind.BACKWARD] == [2, 1, 0]
+
+
+def test_without_a_graph_backwards_are_taken_in_the_order_of_the_forwards(inference: Inference) -> None:
+    model = object()
+    for _ in range(2):
+        call(inference, model, None)
+    for _ in range(2):
+        backward(inference, Tensor(grad=False))
+    assert not any(span[NAMES.index("flags")] & Flag.FAILED for span in RECORDER.spans)
+    assert [microbatch for kind, _, microbatch in found() if kind == Kind.BACKWARD] == [0, 1]
+
+
+def test_a_loop_without_modules_has_its_forward_in_the_gap_before_the_send(inference: Inference) -> None:
+    inference.message(Kind.RECV, Tensor(grad=False))
+    inference.waited(123)
+    inference.message(Kind.SEND, Tensor())
+    inference.message(Kind.SEND, Tensor())  # a second tensor of the same output
+    assert found() == [(Kind.FORWARD, 0, 0)]
+    assert RECORDER.spans[0][0] == 123
+
+
+def test_a_gradient_that_is_sent_is_no_forward(inference: Inference) -> None:
+    call(inference, object(), Tensor())
+    inference.message(Kind.RECV, Tensor(grad=False))
+    inference.waited(5)
+    backward(inference, Tensor(grad=False))
+    inference.message(Kind.SEND, Tensor(grad=False))
+    assert [kind for kind, _, _ in found()] == [Kind.FORWARD, Kind.BACKWARD]
+
+
+def test_a_module_that_raises_ends_its_forward_as_failed(inference: Inference) -> None:
+    inference.module_begins(object())
+    inference.module_ends(RAISED)
+    inference.close()
+    (span,) = RECORDER.spans
+    assert span[NAMES.index("flags")] & Flag.FAILED
+
+
+def test_microbatches_are_counted_anew_in_each_step(inference: Inference) -> None:
+    model = object()
+    call(inference, model, Tensor())
+    inference.optimized(1)
+    inference.new_step()
+    call(inference, model, Tensor())
+    inference.close()
+    assert [microbatch for _, _, microbatch in found()] == [0, 0]
