@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, environment: dict[str, str], code: str, *, run_dir: str = "run") -> str:
     environment = {**environment, "PPDIAG_RUN_DIR": str(folder / run_dir) if run_dir else ""}
-    command = [sys.executable, "-c", HEAD + code]
+    command = [sys.executable, "-S", "-c", HEAD + code]  # -S: no .pth of an installed ppdiag arms it first
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""

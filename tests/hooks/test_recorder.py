@@ -33,7 +33,7 @@ def record():
 
 def run(folder: Path, environment: dict[str, str], code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**environment, "PPDIAG_RUN_DIR": str(folder / "run"), **variables}
-    command = [sys.executable, "-c", HEAD + code]
+    command = [sys.executable, "-S", "-c", HEAD + code]  # -S: no .pth of an installed ppdiag arms it first
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
