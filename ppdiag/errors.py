@@ -55,6 +55,13 @@ class VersionMismatch(PpdiagError):
     exit_code = 5
 
 
+class MissingPackage(PpdiagError):
+    """A format needs a package that is an extra and is not installed."""
+
+    slug = "missing-package"
+    exit_code = 5
+
+
 class LaunchFailed(PpdiagError):
     """The job's command could not be started, or the run directory could not be made."""
 

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
     """Told what is being done, how much of it is done, and how much there is."""
 
-SOURCES = Registry("ppdiag.sources", {"run_directory": "ppdiag.analyzers.sources.run_directory:RunDirectory"})
+SOURCES = Registry(
+    "ppdiag.sources",
+    {
+        "run_directory": "ppdiag.analyzers.sources.run_directory:RunDirectory",
+        "straggler_analysis": "ppdiag.analyzers.sources.straggler_analysis:StragglerAnalysis",
+    },
+)
 
 
 class Source(Protocol):
