@@ -10,19 +10,19 @@ One span a message: posted in ``send``/``recv``, waited for in its ``Work.wait``
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
-import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.hooks import guard
+from ppdiag.hooks import groups, guard
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import RECORDER, Tail, ThreadState, with_flag
 from ppdiag.model import NONE, Collective, Flag, Kind, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ppdiag.hooks.groups import Group
 
 PROBE = "process_group"
 COLLECTIVES = {
@@ -64,47 +64,6 @@ _any_source: dict[int, Group] = {}
 """``id`` of the Work of a receive from anyone -> its group: the sender is known after the wait."""
 _SEND, _RECV, _COLLECTIVE = int(Kind.SEND), int(Kind.RECV), int(Kind.COLLECTIVE)
 _NO_LABEL = (NONE, NONE, NONE, int(Payload.UNKNOWN), 0)
-
-
-class Group:
-    """What is known of a process group: its index in the rank's table, its members, its counters."""
-
-    def __init__(self, group: Any, index: int) -> None:
-        self.index = index
-        self.size = group.size()
-        self.name, self.ranks = _members(group)
-        self.rank = group.rank()
-        self.collectives = itertools.count()
-        self.counts: dict[int, dict[tuple[int, int], int]] = {_SEND: {}, _RECV: {}}
-        """Kind -> (peer, tag) -> number of the last message, from 0."""
-
-    def global_rank(self, rank: int) -> int:
-        """Global rank of a rank of this group; ``NONE`` where the group's members are not known."""
-        return self.ranks[rank] if 0 <= rank < len(self.ranks) else NONE
-
-
-def _members(group: Any) -> tuple[str, list[int]]:
-    distributed = sys.modules["torch.distributed.distributed_c10d"]
-    name = str(getattr(group, "group_name", ""))
-    try:
-        return name, list(distributed.get_process_group_ranks(group))
-    except Exception:
-        return name, list(range(group.size())) if group.size() == distributed.get_world_size() else []
-
-
-_groups: dict[int, tuple[Any, Group]] = {}
-_group_index = itertools.count()
-
-
-def _group(group: Any) -> Group:
-    """The table's entry of a group; the group itself is referred to weakly, so that destroying it still destroys it."""
-    entry = _groups.get(id(group))
-    if entry is None:
-        known = Group(group, next(_group_index))
-        key = id(group)
-        entry = _groups[key] = (weakref.ref(group, lambda _: _groups.pop(key, None)), known)
-        RECORDER.lines.append({"type": "group", "id": known.index, "name": known.name, "ranks": known.ranks})
-    return entry[1]
 
 
 def install() -> None:
@@ -255,15 +214,15 @@ def _message_arguments(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[An
 
 def _message(original: Any, kind: int) -> Any:
     """Wrapper of ``send(tensors, dstRank, tag)`` and ``recv(tensors, srcRank, tag)``."""
-    recorder, groups, pending, threads = RECORDER, _groups, _pending, RECORDER.threads
+    recorder, known, pending, threads = RECORDER, groups.KNOWN, _pending, RECORDER.threads
 
     def message(self: Any, *args: Any, **named: Any) -> Any:
         if not (recorder.active or recorder.start()):
             return original(self, *args, **named)
         tail, state = None, threads.state
         try:
-            entry = groups.get(id(self))
-            group = entry[1] if entry is not None else _group(self)
+            entry = known.get(id(self))
+            group = entry[1] if entry is not None else groups.find(self)
             if group.size > 1:
                 tensors, rank, tag = args if len(args) == 3 else _message_arguments(args, named)
                 tail = _describe(kind, group, tensors[0], rank, tag, state)
@@ -295,7 +254,7 @@ def _recv_anysource(original: Any) -> Any:
             return original(self, *args, **named)
         tail = group = None
         try:
-            group = _group(self)
+            group = groups.find(self)
             if group.size > 1:
                 tag = args[1] if len(args) > 1 else 0
                 tail = _describe(_RECV, group, args[0][0], NONE, tag, RECORDER.threads.state)
@@ -318,7 +277,7 @@ def _collective(original: Any, op: Collective) -> Any:
             return original(*args, **named)
         tail = None
         try:
-            group = _group(args[0])
+            group = groups.find(args[0])
             if group.size > 1:
                 tail = _describe_collective(group, op, args)
                 RECORDER.inside_start_ns, RECORDER.inside = tail[0], tail
