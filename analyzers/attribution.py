@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CAUSES = tuple(Cause)
 PLACES = tuple(Place)
+ROUNDING = 1e-9
+"""A gain below this share of the step is the rounding of sums of doubles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,6 @@ def split_imbalance(imbalance: float, shares: Shares) -> Mapping[str, float]:
     """
     gains = {name: max(0.0, float((shares.kept_K - time_K).sum())) for name, time_K in shares.equalised_K.items()}
     total = sum(gains.values())
-    if total <= 0:
+    if total <= ROUNDING * float(shares.kept_K.sum()):
         return {name: imbalance if name == "stage" else 0.0 for name in gains}
     return {name: imbalance * gain / total for name, gain in gains.items()}

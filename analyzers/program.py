@@ -109,7 +109,7 @@ def _sources(spans: np.ndarray, steps: Steps) -> tuple[int, ...]:
     for rank in steps.ranks:
         own = spans["rank"] == rank
         first_work[int(rank)] = spans["start_ns"][work & own].min()
-        if not (spans["start_ns"][received & own] < first_work[int(rank)]).any():
+        if not (spans["start_ns"][received & own] <= first_work[int(rank)]).any():
             found.append(int(rank))
     return tuple(found) or (min(first_work, key=lambda rank: first_work[rank]),)
 

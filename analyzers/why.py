@@ -173,7 +173,7 @@ def _scaled(graph: Graph, choose: Callable[[Ops], np.ndarray]) -> np.ndarray:
     first[op_of_event[::-1]] = events[::-1]
     time_OK = np.zeros((count, len(graph.steps_K)))
     np.add.at(time_OK, op_of_event, graph.work_NK[events])
-    kind, stage, rank = graph.kind_N[first], graph.stage_N[first], graph.rank_N[first]
+    kind, stage, rank = _kinds(graph, first), graph.stage_N[first], graph.rank_N[first]
     stage = np.where(kind == Kind.OPTIMIZER, -1, stage)
     ops = Ops(time_OK, stage, _numbered(kind), _numbered(kind, stage), _numbered(kind, stage, rank))
     chosen_OK = choose(ops)
@@ -181,6 +181,19 @@ def _scaled(graph: Graph, choose: Callable[[Ops], np.ndarray]) -> np.ndarray:
     work_NK = graph.work_NK.copy()
     work_NK[events] = share * chosen_OK[op_of_event]
     return work_NK
+
+
+INPUT_ONLY = 100
+"""Kind of a backward whose weight gradient is an op of its own: DualPipeV and ZB-V mix these with whole backwards."""
+
+
+def _kinds(graph: Graph, ops: np.ndarray) -> np.ndarray:
+    """Kind of each op (events ``ops``), such that ops of one kind do the same work where stages are equal."""
+    kind = graph.kind_N[ops]
+    labels = np.stack([graph.rank_N[ops], graph.stage_N[ops], graph.microbatch_N[ops]])
+    number = _numbered(*labels)
+    has_weight = np.isin(number, number[kind == Kind.WEIGHT])
+    return np.where((kind == Kind.BACKWARD) & has_weight, INPUT_ONLY, kind)
 
 
 def _numbered(*columns: np.ndarray) -> np.ndarray:

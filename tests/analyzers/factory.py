@@ -253,7 +253,7 @@ class Pipeline:
     tail: int | None = None
     """ns of an all-reduce over the ranks of the same position before the optimizer; None for none."""
     tail_of_all: bool = False
-    """The all-reduce of the tail is over all ranks (the norm of all gradients): no rank runs ahead into the next step."""
+    """The all-reduce of the tail is over all ranks (the gradients' norm): no rank runs ahead into the next step."""
 
     def trace(self) -> Trace:
         """Simulates and returns the trace."""

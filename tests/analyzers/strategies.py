@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from ppdiag.analyzers import schedules
+from ppdiag.model import Kind
 from tests.analyzers.factory import Pipeline
 
 if TYPE_CHECKING:
@@ -44,12 +45,21 @@ class OfOp:
 
 @dataclass(frozen=True)
 class OfKind:
-    """A duration for each kind of op."""
+    """F takes one unit, a backward of the input two, W three, and a whole backward five."""
 
     unit: int
+    split: frozenset[tuple[int, int]] = frozenset()
+    """(stage, microbatch) whose W is an op of its own."""
 
     def __call__(self, op: Op, _rank: int, _step: int) -> int:
-        return self.unit * int(op.kind)
+        whole = op.kind is Kind.BACKWARD and (op.stage, op.microbatch) not in self.split
+        return self.unit * (5 if whole else int(op.kind))
+
+
+def equal_stages(pipeline: Pipeline, unit: int) -> OfKind:
+    """Durations by which all stages and microbatches of the pipeline are equal."""
+    every = [op for ops in pipeline.orders for op in ops]
+    return OfKind(unit, frozenset((op.stage, op.microbatch) for op in every if op.kind is Kind.WEIGHT))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from ppdiag.analyzers.replay import World, replay
 from ppdiag.analyzers.shape import label
 from ppdiag.analyzers.steps import find_steps
 from ppdiag.analyzers.why import CHOICES, eight_worlds
+from ppdiag.model import Kind
 from tests.analyzers.factory import MS, Pipeline
 from tests.analyzers.strategies import TICK, OfKind, OfOp, OfPair, pipelines, times
 
@@ -129,12 +130,18 @@ def in_world(pipeline: Pipeline, *, host: bool, transfers: bool, work: bool) -> 
 
 
 def mean_of_kind(pipeline: Pipeline):
-    """Every op takes the mean of its kind over all stages, microbatches and replicas."""
+    """Every op takes the mean of its kind over stages, microbatches and replicas; a whole backward is a kind of its own."""
+    ops = [op for order in pipeline.orders for op in order]
+    split = {(op.stage, op.microbatch) for op in ops if op.kind is Kind.WEIGHT}
+
+    def kind(op: Op) -> tuple[Kind, bool]:
+        return op.kind, op.kind is Kind.BACKWARD and (op.stage, op.microbatch) in split
+
     every = defaultdict(list)
     for rank in range(len(pipeline.orders) * pipeline.replicas):
         for op in pipeline.orders[rank % len(pipeline.orders)]:
-            every[op.kind].append(pipeline.duration(op, rank, 0))
-    return lambda op, rank, step: round(sum(every[op.kind]) / len(every[op.kind]))  # noqa: ARG005
+            every[kind(op)].append(pipeline.duration(op, rank, 0))
+    return lambda op, rank, step: round(sum(every[kind(op)]) / len(every[kind(op)]))  # noqa: ARG005
 
 
 @settings(max_examples=15)
