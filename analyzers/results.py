@@ -149,10 +149,17 @@ def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:
     silent = sorted(set(trace.ranks) - set(steps.ranks.tolist()))
     if silent:
         found.append(f"ranks without pipeline work: {', '.join(map(str, silent[:8]))}{', ...' if silent[8:] else ''}")
-    ended = {rank: facts for rank, facts in trace.ranks.items() if facts.status in ("raised", "killed")}
+    ended = {rank: facts for rank, facts in trace.ranks.items() if facts.status in ENDED_EARLY}
     last = {rank: int(steps.number[trace.spans["rank"] == rank].max(initial=0)) for rank in ended}
     for rank, facts in sorted(ended.items())[:16]:
-        where = f"inside {facts.inside}" if facts.inside else "between two ops"
-        how = "ended by an exception" if facts.status == "raised" else "was killed"
+        where = f"inside {facts.inside} for {facts.inside_s:.1f} s" if facts.inside else "between two ops"
+        how = ENDED_EARLY[facts.status].format(raised=facts.facts.get("raised", "an exception"))
         found.append(f"rank {rank} {how} in step {last[rank]}, {where}")
     return tuple(found)
+
+
+ENDED_EARLY = {
+    "raised": "ended with {raised}",
+    "interrupted": "was interrupted (Ctrl-C)",
+    "killed": "was killed",
+}

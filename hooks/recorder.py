@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks import guard
 from ppdiag.hooks.writer import Writer
 from ppdiag.model import NONE, Flag, RankStatus
+from ppdiag.rundir import clock_identity
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -248,20 +249,6 @@ def _header(rank: int, world_size: int) -> dict[str, Any]:
 
 def _is_recorded(name: str) -> bool:
     return name.startswith(_ENVIRONMENT_PREFIXES) or name in _ENVIRONMENT_NAMES
-
-
-def clock_identity() -> str:
-    """Equal in two processes if and only if they read the same monotonic clock: same boot, same time namespace."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-    except OSError:
-        boot = socket.gethostname()
-    try:
-        namespace = os.stat("/proc/self/ns/time").st_ino
-    except OSError:  # a kernel without time namespaces has one clock
-        namespace = 0
-    return f"{boot}:{namespace}"
 
 
 RECORDER = Recorder()

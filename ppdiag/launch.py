@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -93,6 +94,19 @@ def _write_run_file(path: Path, command: Sequence[str]) -> None:
     scratch = path / f".{RUN_FILE}.{socket.gethostname()}.{os.getpid()}"
     scratch.write_text(json.dumps(facts, indent=2, ensure_ascii=False, default=str) + "\n", errors="surrogateescape")
     scratch.replace(path / RUN_FILE)
+
+
+def note_end(path: Path, exit_code: int) -> None:
+    """Write into ``run.json`` that the job has ended: a rank that has not said so itself was killed."""
+    file = path / RUN_FILE
+    with contextlib.suppress(OSError, ValueError):  # the job's own exit code matters more
+        facts = json.loads(file.read_text(errors="surrogateescape"))
+        scratch = path / f".{RUN_FILE}.{socket.gethostname()}.{os.getpid()}"
+        text = json.dumps(
+            {**facts, "ended_unix_ns": time.time_ns(), "exit_code": exit_code}, indent=2, ensure_ascii=False
+        )
+        scratch.write_text(text + "\n", errors="surrogateescape")
+        scratch.replace(file)
 
 
 def bootstrap_directory() -> str:

@@ -1,15 +1,16 @@
 """The run directory: which files a run consists of, and how spans lie in them.
 
-Standard library only; the writer (``ppdiag.hooks``) and the reader (``ppdiag.analyzers.sources.run_directory``) share it.
+Standard library only; the writer (``ppdiag.hooks``) and the reader (``ppdiag.analyzers.sources.run_directory``) share
+it.
 
 A rank writes three files, named by its rank and by how often it was (re)started in this directory:
 
-* ``rank00003-0.spans``: a magic line, one line of JSON (``SpanFileHeader``), then blocks. A block is ``BLOCK_MAGIC``, the
-  number of records and the CRC-32 of its payload, then the records of ``model.SPAN_FIELDS``. Only whole blocks are
-  appended, so that a reader may look at any time and a killed rank loses at most its last block.
-* ``rank00003-0.jsonl``: what is said in words, one JSON object a line, each with a ``type``: ``fact`` (``name``, ``value``),
-  ``group`` (``id``, ``name``, ``ranks``: global ranks), ``anchor`` (``local_ns``, ``unix_ns``),
-  ``clock`` (a ping-pong probe), ``fault`` (a probe of ours that failed: ``probe``, ``error``).
+* ``rank00003-0.spans``: a magic line, one line of JSON (the header), then blocks. A block is ``BLOCK_MAGIC``, the number
+  of records and the CRC-32 of its payload, then the records of ``model.SPAN_FIELDS``. Only whole blocks are appended, so
+  that a reader may look at any time and a killed rank loses at most its last block.
+* ``rank00003-0.jsonl``: what is said in words, one JSON object a line, each with a ``type``: ``fact`` (``name``,
+  ``value``), ``group`` (``id``, ``name``, ``ranks``: global ranks), ``anchor`` (``local_ns``, ``unix_ns``), ``clock`` (a
+  ping-pong probe), ``fault`` (a probe of ours that failed: ``probe``, ``error``).
 * ``rank00003-0.state``: the state slot, ``STATE_SIZE`` bytes, rewritten in place.
 
 Beside them ``run.json`` (the launcher's facts) and ``processes.jsonl`` (every Python process that was armed).
@@ -18,7 +19,9 @@ Beside them ``run.json`` (the launcher's facts) and ``processes.jsonl`` (every P
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -111,3 +114,17 @@ def _payload_at(data: bytes, offset: int, record_size: int) -> bytes | None:
         return None
     payload = data[start : start + count * record_size]
     return payload if zlib.crc32(payload) == crc else None
+
+
+def clock_identity() -> str:
+    """Equal in two processes if and only if they read the same monotonic clock: same boot, same time namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = socket.gethostname()
+    try:
+        namespace = os.stat("/proc/self/ns/time").st_ino
+    except OSError:  # a kernel without time namespaces has one clock
+        namespace = 0
+    return f"{boot}:{namespace}"

@@ -1,4 +1,4 @@
-"""Many spans as typed numpy columns, with what is known of the job: what every source gives and every analysis takes."""
+"""Many spans as typed numpy columns, with what is known of the job: what sources give and the analysis takes."""
 
 from __future__ import annotations
 
@@ -58,9 +58,11 @@ class RankFacts:
     """``fact`` lines and header of the record: framework, torch version, schedule, argv, NCCL variables, ..."""
     clock_probes: tuple[Mapping[str, Any], ...] = ()
     status: str = "unknown"
-    """running | finished | raised | killed | unknown, as far as the record shows."""
+    """running | finished | raised | interrupted | killed | unknown, as far as the record shows."""
     inside: str = ""
     """The op that the rank was inside of when it was last seen, in words; empty where it was in none."""
+    inside_s: float = 0.0
+    """For how long it had been inside of it by then."""
     last_seen_ns: int = 0
     faults: tuple[str, ...] = ()
 

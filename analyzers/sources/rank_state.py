@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppdiag.model import Kind, RankStatus
-from ppdiag.rundir import STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE
+from ppdiag.rundir import RUN_FILE, STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, clock_identity
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+SILENT_S = 5.0
+"""Ranks write a heartbeat ten times a second: one that has been silent for this long does not run any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +22,11 @@ class RankState:
 
     status: str
     inside: str
+    inside_s: float
     heartbeat_ns: int
 
 
-UNKNOWN = RankState("unknown", "", 0)
+UNKNOWN = RankState("unknown", "", 0.0, 0)
 
 
 def read(path: Path) -> RankState:
@@ -53,6 +58,31 @@ class _Slot(NamedTuple):
     flags: int
     kind: int
     status: int
+
+
+def job_has_ended(directory: Path) -> bool:
+    """Whether the launcher wrote down the end of the job."""
+    try:
+        return "exit_code" in json.loads((directory / RUN_FILE).read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def settle(state: RankState, *, raised: str, ended: bool, clock: str) -> str:
+    """What became of a rank.
+
+    Args:
+        state: its slot.
+        raised: the exception that it ended with, in words; empty where it ended with none.
+        ended: the job is known to have ended.
+        clock: name of the clock that its heartbeat was read from.
+    """
+    if state.status == "raised" and raised.startswith("KeyboardInterrupt"):
+        return "interrupted"
+    if state.status != "running":
+        return state.status
+    silent_s = (time.perf_counter_ns() - state.heartbeat_ns) / 1e9 if clock == clock_identity() else 0.0
+    return "killed" if ended or silent_s > SILENT_S else "running"
 
 
 _STATUS = {

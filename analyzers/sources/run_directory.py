@@ -59,7 +59,8 @@ class RunDirectory:
         if not ranks:
             raise failures[0]
         warnings += [str(error) for error in failures]
-        return _assemble(ranks, source=", ".join(map(str, paths)), warnings=warnings)
+        ended = any(rank_state.job_has_ended(path) for path in paths)
+        return _assemble(ranks, source=", ".join(map(str, paths)), ended=ended, warnings=warnings)
 
 
 def _latest_files(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
@@ -175,11 +176,11 @@ def _take_word(word: dict[str, Any], found: _Rank) -> None:
             found.faults.append(f"{word.get('probe', 'probe')}: {word.get('error', '')}")
 
 
-def _assemble(ranks: list[_Rank], *, source: str, warnings: list[str]) -> Trace:
+def _assemble(ranks: list[_Rank], *, source: str, ended: bool, warnings: list[str]) -> Trace:
     groups = _Groups()
     for rank in ranks:
         rank.spans["group"] = groups.translate(rank)
-    facts = {rank.rank: _rank_facts(rank) for rank in ranks}
+    facts = {rank.rank: _rank_facts(rank, ended=ended) for rank in ranks}
     spans = [rank.spans for rank in ranks]
     clocks = clock.align(facts)
     for part, rank in zip(spans, ranks, strict=True):
@@ -226,7 +227,7 @@ class _Groups:
         return mapping[np.where((column >= 0) & (column < len(mapping)), column, len(mapping) - 1)]
 
 
-def _rank_facts(rank: _Rank) -> RankFacts:
+def _rank_facts(rank: _Rank, *, ended: bool) -> RankFacts:
     last_span = int(rank.spans["end_ns"].max()) if len(rank.spans) else 0
     return RankFacts(
         rank=rank.rank,
@@ -234,8 +235,11 @@ def _rank_facts(rank: _Rank) -> RankFacts:
         clock=str(rank.header.get("clock", "")),
         facts={**rank.header, **rank.facts},
         clock_probes=tuple(rank.probes),
-        status=rank.state.status,
+        status=rank_state.settle(
+            rank.state, raised=str(rank.facts.get("raised", "")), ended=ended, clock=str(rank.header.get("clock", ""))
+        ),
         inside=rank.state.inside,
+        inside_s=rank.state.inside_s,
         last_seen_ns=max(last_span, rank.state.heartbeat_ns),
         faults=tuple(rank.faults),
     )

@@ -31,7 +31,7 @@ def find(evidence: Evidence) -> Symptom | None:
     failed = [
         rank
         for rank, facts in sorted(evidence.trace.ranks.items())
-        if any(words in str(facts.facts.get("exception", "")) for words in OUT_OF_MEMORY)
+        if any(words in str(facts.facts.get("raised", "")) for words in OUT_OF_MEMORY)
     ]
     if not failed:
         return None

@@ -1,6 +1,6 @@
 """Stuck in a receive, or an NCCL time-out: who waits for whom.
 
-What it finds: Ranks that ended, or were last seen, inside a wait for a message or a collective.
+What it finds: Ranks that were last seen in a wait for a message that had lasted for several steps' time.
 
 Why it matters: The rank that waits is rarely the one at fault: the chain of waits leads to a rank that is in no wait,
 or to a cycle.
@@ -23,19 +23,24 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
 
 _PEER = re.compile(r"(?:to|from) rank (\d+) ")
-_ENDED = ("killed", "raised")
+_NOT_FINISHED = ("killed", "raised", "interrupted", "running")
+LEAST_WAIT_S = 1.0
+LEAST_WAIT_STEPS = 3.0
+"""A rank is stuck that has waited for this long, and for this many median steps: any failure ends some rank in a wait."""
 
 
 def find(evidence: Evidence) -> Symptom | None:
-    """Fires where a rank ended inside a wait for a message."""
+    """Fires where a rank was last seen in a wait for a message that was far longer than a step."""
+    long_s = max(LEAST_WAIT_S, LEAST_WAIT_STEPS * evidence.diagnosis.steps.median_s)
     waits_for = {
         rank: int(match[1])
         for rank, facts in sorted(evidence.trace.ranks.items())
-        if facts.status in _ENDED and (match := _PEER.search(facts.inside))
+        if facts.status in _NOT_FINISHED and facts.inside_s >= long_s and (match := _PEER.search(facts.inside))
     }
     if not waits_for:
         return None
-    numbers = [f"rank {rank} was in {evidence.trace.ranks[rank].inside}" for rank in list(waits_for)[:8]]
+    ranks = evidence.trace.ranks
+    numbers = [f"rank {r} was in {ranks[r].inside} for {ranks[r].inside_s:.1f} s" for r in list(waits_for)[:8]]
     end = _end_of_chain(waits_for)
     action = "Break the cycle of waits" if end is None else f"Look at rank {end}: the others wait for it"
     advice = Advice(
@@ -45,7 +50,7 @@ def find(evidence: Evidence) -> Symptom | None:
         source="the chain of waits in the ranks' last state",
         measure_after="that every rank reaches the next step",
     )
-    return Symptom("stuck-in-recv", "Ended inside a wait for a message", "critical", tuple(numbers), (advice,))
+    return Symptom("stuck-in-recv", "Stuck in a wait for a message", "critical", tuple(numbers), (advice,))
 
 
 def _end_of_chain(waits_for: Mapping[int, int]) -> int | None:

@@ -10,5 +10,6 @@ COMMANDS = Registry(
         "run": "ppdiag.commands.run:run",
         "analyze": "ppdiag.commands.analyze:analyze",
         "env": "ppdiag.commands.env:env",
+        "calc": "ppdiag.commands.calc:calc",
     },
 )

@@ -15,6 +15,7 @@ from ppdiag.launch import (
     check_command,
     default_run_directory,
     job_variables,
+    note_end,
     prepare_run_directory,
     rank_files,
     run_job,
@@ -59,6 +60,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     path = prepare_run_directory(output or default_run_directory(), command)
     before = rank_files(path)
     exit_code = run_job(command, job_variables(path, os.environ, max_bytes=max_size))
+    note_end(path, exit_code)
     holding = _explain(path, asked, quiet=quiet) if rank_files(path) - before else _say_silent(path)
     sys.exit(CONDITION_HOLDS if holding and exit_code == 0 else exit_code)
 

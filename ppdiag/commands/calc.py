@@ -1,0 +1,163 @@
+"""``ppdiag calc``: the single formulas, with their derivation and source."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ppdiag.options import size_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ppdiag.analyzers.planning.formulas import Answer
+
+COUNT = click.IntRange(1, 10**15)
+MODEL = "A model that ppdiag plan knows, instead of its numbers."
+
+
+def _number(*names: str, default: int | None = None, text: str) -> Callable[..., Any]:
+    return click.option(*names, type=COUNT, default=default, required=default is None, show_default=True, help=text)
+
+
+def _pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
+    """-P and -V."""
+    command = _number("-V", "--chunks", default=1, text="Stages a rank, V.")(command)
+    return _number("-P", "--ranks", text="Ranks along the pipeline, P.")(command)
+
+
+def _layout(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--tp and --pp."""
+    command = _number("--pp", default=1, text="Pipeline-parallel size.")(command)
+    return _number("--tp", default=1, text="Tensor-parallel size.")(command)
+
+
+def _json(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+@click.group()
+def calc() -> None:
+    """Work out one formula: bubble, message, microbatches, accumulation, parameters, volume."""
+
+
+@calc.command()
+@_pipeline
+@_number("-M", "--microbatches", text="Microbatches of a step, M.")
+@_json
+def bubble(ranks: int, chunks: int, microbatches: int, *, as_json: bool) -> None:
+    """How much of a step the schedule leaves idle."""
+    from ppdiag.analyzers.planning import formulas  # noqa: PLC0415
+
+    _print(formulas.bubble(ranks, chunks, microbatches), as_json=as_json)
+
+
+@calc.command()
+@_number("--micro-batch", default=1, text="Sequences of a microbatch.")
+@_number("--seq", text="Tokens of a sequence.")
+@_number("--hidden", text="Width of the model.")
+@_number("--value-bytes", default=2, text="Bytes of one value.")
+@_number("--tp", default=1, text="Tensor-parallel size; with sequence parallelism each rank sends its part.")
+@click.option("--bandwidth", type=size_bytes, default="25G", show_default=True, help="Bytes a second.")
+@_json
+def message(  # noqa: PLR0913  (one argument an option)
+    *, micro_batch: int, seq: int, hidden: int, value_bytes: int, tp: int, bandwidth: int, as_json: bool
+) -> None:
+    """How large an activation is at a stage boundary, and how long it travels."""
+    from ppdiag.analyzers.planning import formulas  # noqa: PLC0415
+
+    if bandwidth < 1:
+        raise click.BadParameter("must be at least 1 byte a second", param_hint="--bandwidth")
+    answer = formulas.message(
+        micro_batch=micro_batch, seq=seq, hidden=hidden, value_bytes=value_bytes, tensor=tp, bytes_per_s=bandwidth
+    )
+    _print(answer, as_json=as_json)
+
+
+@calc.command()
+@_pipeline
+@click.option(
+    "--bubble",
+    "limit",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Largest bubble, as a fraction of the total time.",
+)
+@click.option("--memory", type=size_bytes, help="Bytes that a rank has for activations, e.g. 40G.")
+@click.option("--activation", type=size_bytes, help="Bytes of one microbatch's activations on a rank, e.g. 2G.")
+@_json
+def microbatches(
+    *, ranks: int, chunks: int, limit: float, memory: int | None, activation: int | None, as_json: bool
+) -> None:
+    """How many microbatches: enough for a small bubble, few enough for the memory."""
+    from ppdiag.analyzers.planning import formulas  # noqa: PLC0415
+
+    if (memory is None) != (activation is None) or activation == 0:
+        raise click.UsageError("--memory and --activation go together, and an activation has at least 1 byte")
+    answer = formulas.microbatches(
+        ranks=ranks, chunks=chunks, bubble_limit=limit, budget_bytes=memory, per_microbatch_bytes=activation
+    )
+    _print(answer, as_json=as_json)
+
+
+@calc.command()
+@_number("--gpus", text="GPUs of the job.")
+@_layout
+@_number("--global-batch", text="Sequences of a step, over all GPUs.")
+@_number("--micro-batch", default=1, text="Sequences of a microbatch.")
+@_json
+def accumulation(  # noqa: PLR0913  (one argument an option)
+    *, gpus: int, tp: int, pp: int, global_batch: int, micro_batch: int, as_json: bool
+) -> None:
+    """Data-parallel size and accumulation steps of a layout."""
+    from ppdiag.analyzers.planning import formulas  # noqa: PLC0415
+
+    answer = formulas.accumulation(
+        gpus=gpus, tensor=tp, pipeline=pp, global_batch=global_batch, micro_batch=micro_batch
+    )
+    _print(answer, as_json=as_json)
+
+
+@calc.command()
+@click.option("--model", help=MODEL)
+@click.option("--count", type=COUNT, help="Parameters of the model, e.g. 175000000000.")
+@_layout
+@_number("--dp", default=1, text="Data-parallel size.")
+@_json
+def parameters(*, model: str | None, count: int | None, tp: int, pp: int, dp: int, as_json: bool) -> None:
+    """What weights, gradients and optimizer take, whole and on one rank."""
+    from ppdiag.analyzers.planning import formulas  # noqa: PLC0415
+    from ppdiag.analyzers.planning.models import MODELS  # noqa: PLC0415
+
+    if (model is None) == (count is None):
+        raise click.UsageError("give --model or --count")
+    if model is not None and model not in MODELS:
+        raise click.BadParameter(f"{model!r} is none of {', '.join(MODELS)}", param_hint="--model")
+    number = MODELS[model].parameters if model is not None else count or 0
+    _print(formulas.parameters(parameter_count=number, tensor=tp, pipeline=pp, data=dp), as_json=as_json)
+
+
+@calc.command()
+@_number("--layers", text="Layers of the model.")
+@_number("--micro-batch", default=1, text="Sequences of a microbatch.")
+@_number("--seq", text="Tokens of a sequence.")
+@_number("--hidden", text="Width of the model.")
+@_layout
+@_json
+def volume(  # noqa: PLR0913  (one argument an option)
+    *, layers: int, micro_batch: int, seq: int, hidden: int, tp: int, pp: int, as_json: bool
+) -> None:
+    """How much tensor and pipeline parallelism send."""
+    from ppdiag.analyzers.planning import formulas  # noqa: PLC0415
+
+    answer = formulas.volume(layers=layers, micro_batch=micro_batch, seq=seq, hidden=hidden, tensor=tp, pipeline=pp)
+    _print(answer, as_json=as_json)
+
+
+def _print(answer: Answer, *, as_json: bool) -> None:
+    from ppdiag.reports.calculation import render  # noqa: PLC0415
+
+    click.echo(json.dumps(answer.to_dict(), indent=1) if as_json else render(answer))
