@@ -151,11 +151,17 @@ def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:
         found.append(f"ranks without pipeline work: {', '.join(map(str, silent[:8]))}{', ...' if silent[8:] else ''}")
     ended = {rank: facts for rank, facts in trace.ranks.items() if facts.status in ENDED_EARLY}
     last = {rank: int(steps.number[trace.spans["rank"] == rank].max(initial=0)) for rank in ended}
-    for rank, facts in sorted(ended.items())[:16]:
-        where = f"inside {facts.inside} for {facts.inside_s:.1f} s" if facts.inside else "between two ops"
-        how = ENDED_EARLY[facts.status].format(raised=facts.facts.get("raised", "an exception"))
-        found.append(f"rank {rank} {how} in step {last[rank]}, {where}")
+    # those that failed outside of a wait come first: the others were left waiting
+    for rank, facts in sorted(ended.items(), key=lambda item: (bool(item[1].inside), item[0]))[:16]:
+        where = f"{facts.inside}, for {facts.inside_s:.1f} s" if facts.inside else f"step {last[rank]}, between two ops"
+        raised = str(facts.facts.get("raised", "an exception")).partition("\n")[0]
+        raised = raised if len(raised) <= MOST_RAISED else f"{raised[:MOST_RAISED]}..."
+        found.append(f"rank {rank} {ENDED_EARLY[facts.status].format(raised=raised)}, inside {where}")
     return tuple(found)
+
+
+MOST_RAISED = 160
+"""Characters shown of an exception."""
 
 
 ENDED_EARLY = {

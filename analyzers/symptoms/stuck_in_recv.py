@@ -31,6 +31,8 @@ LEAST_WAIT_STEPS = 3.0
 
 def find(evidence: Evidence) -> Symptom | None:
     """Fires where a rank was last seen in a wait for a message that was far longer than a step."""
+    if any(facts.status == "raised" and not _PEER.search(facts.inside) for facts in evidence.trace.ranks.values()):
+        return None  # a rank failed by itself, and its peers were left waiting
     long_s = max(LEAST_WAIT_S, LEAST_WAIT_STEPS * evidence.diagnosis.steps.median_s)
     waits_for = {
         rank: int(match[1])
