@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +41,9 @@ def read(path: Path) -> RankState:
     if not data.startswith(STATE_MAGIC) or len(data) < STATE_OFFSET + STATE.size:
         return UNKNOWN
     slot = _Slot(*STATE.unpack_from(data, STATE_OFFSET))
-    return RankState(_STATUS.get(slot.status, "unknown"), _describe(slot), slot.heartbeat_ns)
+    inside = _describe(slot)
+    inside_s = max(0, slot.heartbeat_ns - slot.start_ns) / 1e9 if inside else 0.0
+    return RankState(_STATUS.get(slot.status, "unknown"), inside, inside_s, slot.heartbeat_ns)
 
 
 class _Slot(NamedTuple):
