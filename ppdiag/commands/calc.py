@@ -14,27 +14,32 @@ if TYPE_CHECKING:
 
     from ppdiag.analyzers.planning.formulas import Answer
 
+    Command = Callable[..., Any]
+    Decorator = Callable[[Command], Command]
+
 COUNT = click.IntRange(1, 10**15)
 MODEL = "A model that ppdiag plan knows, instead of its numbers."
 
 
-def _number(*names: str, default: int | None = None, text: str) -> Callable[..., Any]:
-    return click.option(*names, type=COUNT, default=default, required=default is None, show_default=True, help=text)
+def _number(*names: str, default: int | None = None, text: str) -> Decorator:
+    if default is None:  # click takes a default of None for a value
+        return click.option(*names, type=COUNT, required=True, help=text)
+    return click.option(*names, type=COUNT, default=default, show_default=True, help=text)
 
 
-def _pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
+def _pipeline(command: Command) -> Command:
     """-P and -V."""
     command = _number("-V", "--chunks", default=1, text="Stages a rank, V.")(command)
     return _number("-P", "--ranks", text="Ranks along the pipeline, P.")(command)
 
 
-def _layout(command: Callable[..., Any]) -> Callable[..., Any]:
+def _layout(command: Command) -> Command:
     """--tp and --pp."""
     command = _number("--pp", default=1, text="Pipeline-parallel size.")(command)
     return _number("--tp", default=1, text="Tensor-parallel size.")(command)
 
 
-def _json(command: Callable[..., Any]) -> Callable[..., Any]:
+def _json(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
@@ -89,7 +94,7 @@ def message(  # noqa: PLR0913  (one argument an option)
 @click.option("--memory", type=size_bytes, help="Bytes that a rank has for activations, e.g. 40G.")
 @click.option("--activation", type=size_bytes, help="Bytes of one microbatch's activations on a rank, e.g. 2G.")
 @_json
-def microbatches(
+def microbatches(  # noqa: PLR0913  (one argument an option)
     *, ranks: int, chunks: int, limit: float, memory: int | None, activation: int | None, as_json: bool
 ) -> None:
     """How many microbatches: enough for a small bubble, few enough for the memory."""
@@ -127,7 +132,9 @@ def accumulation(  # noqa: PLR0913  (one argument an option)
 @_layout
 @_number("--dp", default=1, text="Data-parallel size.")
 @_json
-def parameters(*, model: str | None, count: int | None, tp: int, pp: int, dp: int, as_json: bool) -> None:
+def parameters(  # noqa: PLR0913  (one argument an option)
+    *, model: str | None, count: int | None, tp: int, pp: int, dp: int, as_json: bool
+) -> None:
     """What weights, gradients and optimizer take, whole and on one rank."""
     from ppdiag.analyzers.planning import formulas  # noqa: PLC0415
     from ppdiag.analyzers.planning.models import MODELS  # noqa: PLC0415
