@@ -10,6 +10,7 @@ COMMANDS = Registry(
         "run": "ppdiag.commands.run:run",
         "analyze": "ppdiag.commands.analyze:analyze",
         "env": "ppdiag.commands.env:env",
+        "nccl": "ppdiag.commands.nccl:nccl",
         "calc": "ppdiag.commands.calc:calc",
     },
 )
