@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 128 << 20
 """Bound on the edge weights held at once: more steps are replayed block by block."""
+MOST_KEPT_BYTES = 256 << 20
+"""Times of edges up to this size are kept from one pass to the next; larger ones are computed again in each."""
 BARRED_S = 1e12
-"""An edge this early binds nobody; as far from real times as doubles keep nanoseconds apart from it is not needed."""
+"""An edge this early binds nobody."""
 MOST_PASSES = 6
 SETTLED_FRACTION = 1e-6
 """Starts that move by less than this share of the step have settled."""
@@ -150,7 +152,9 @@ class _Weights:
         edge_bytes = 8 * (self.factor_EWF.shape[1] + self.factor_EWF.shape[2])
         block = min(steps, max(1, BLOCK_BYTES // max(1, edge_bytes * len(graph.src_E))))
         self.blocks = [slice(first, min(first + block, steps)) for first in range(0, steps, block)]
-        self._buffers: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._keep = 8 * self.factor_EWF.shape[2] * len(graph.src_E) * steps <= MOST_KEPT_BYTES
+        self._times: dict[int, np.ndarray] = {}
 
     def of(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
         """The weights of a block of steps (E x W x K), and room for the times of its joins (J x W x K).
@@ -161,11 +165,13 @@ class _Weights:
         steps = part.stop - part.start
         if steps not in self._buffers:
             joins = len(self.graph.joins_J)
-            shapes = ((edges, rows, steps), (edges, worlds, steps), (joins, worlds, steps))
-            self._buffers[steps] = tuple(np.empty(shape) for shape in shapes)  # type: ignore[assignment]
-        times, weight, time = self._buffers[steps]
-        self._fill_times(part, times)
-        np.matmul(self.factor_EWF, times, out=weight)
+            self._buffers[steps] = np.empty((edges, worlds, steps)), np.empty((joins, worlds, steps))
+        key = part.start if self._keep else -steps
+        if part.start not in self._times:
+            times = self._times.setdefault(key, np.empty((edges, rows, steps)))
+            self._fill_times(part, times)
+        weight, time = self._buffers[steps]
+        np.matmul(self.factor_EWF, self._times[key], out=weight)
         return weight, time
 
     def _fill_times(self, part: slice, times: np.ndarray) -> None:
