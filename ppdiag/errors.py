@@ -81,3 +81,10 @@ class OutputFailed(PpdiagError):
 
     slug = "output-failed"
     exit_code = 6
+
+
+class BadShape(PpdiagError):
+    """A pipeline, model or cluster of numbers that cannot be, such as a schedule of a shape that it does not have."""
+
+    slug = "bad-shape"
+    exit_code = 2

@@ -35,6 +35,7 @@ class Program:
         before_O: the op before it on its rank, or ``NO_OP``.
         source_O: the op whose output it needs, or ``NO_OP``.
         crosses_O: that output comes from another rank.
+        whole_O: a backward whose weight gradient is no op of its own.
         level_starts: bounds of runs of ops that do not need each other.
         peak_R: activations that each rank keeps at most, in stages of one microbatch.
     """
@@ -47,6 +48,7 @@ class Program:
     before_O: np.ndarray
     source_O: np.ndarray
     crosses_O: np.ndarray
+    whole_O: np.ndarray
     level_starts: np.ndarray
     peak_R: tuple[int, ...]
 
@@ -62,7 +64,10 @@ class Program:
 
 
 class Durations(NamedTuple):
-    """How long ops take, in any unit: F, B and W of each stage (stage x world), and a transfer (world)."""
+    """How long ops take, in any unit: F, B and W of each stage (stage x world), and a transfer (world).
+
+    B is the backward of the input. Where W is no op of its own, the backward takes both.
+    """
 
     forward_SW: np.ndarray
     backward_SW: np.ndarray
@@ -114,7 +119,7 @@ def program(name: str, *, ranks: int, chunks: int, microbatches: int) -> Program
 
 
 def uniform(work: Program, *, forward: float, backward: float, weight: float = 0.0, transfer: float = 0.0) -> Times:
-    """The times where every stage takes as long; ``backward`` is the whole one where W is not split off."""
+    """The times where every stage takes as long."""
     stages = int(work.stage_O.max()) + 1
     column = np.ones((stages, 1))
     return run(work, Durations(forward * column, backward * column, weight * column, np.array([transfer])))
@@ -126,6 +131,7 @@ def run(work: Program, durations: Durations) -> Times:
     table_KSW[Kind.FORWARD], table_KSW[Kind.BACKWARD] = durations.forward_SW, durations.backward_SW
     table_KSW[Kind.WEIGHT] = durations.weight_SW
     duration_OW = table_KSW[work.kind_O, work.stage_O]
+    duration_OW += work.whole_O[:, None] * durations.weight_SW[work.stage_O]
     delay_OW = work.crosses_O[:, None] * durations.transfer_W
     count, worlds = duration_OW.shape
     end_OW = np.zeros((count + 1, worlds))  # the last row is the end of NO_OP
@@ -155,6 +161,7 @@ def _compile(ops_of_ranks: Sequence[Sequence[Op]], rank_of_stage: Sequence[int])
     by_level = np.argsort(level, kind="stable")
     place = np.append(np.argsort(by_level), NO_OP)  # NO_OP stays NO_OP
     stage_O = np.array([op.stage for op in ops])[by_level]
+    whole = [op.kind is Kind.BACKWARD and op._replace(kind=Kind.WEIGHT) not in index for op in ops]
     source_O = place[np.array(source)][by_level]
     home_S = np.array(rank_of_stage)
     return Program(
@@ -166,6 +173,7 @@ def _compile(ops_of_ranks: Sequence[Sequence[Op]], rank_of_stage: Sequence[int])
         before_O=place[np.array(before)][by_level],
         source_O=source_O,
         crosses_O=(source_O != NO_OP) & (home_S[stage_O[source_O]] != home_S[stage_O]),
+        whole_O=np.array(whole)[by_level],
         level_starts=np.searchsorted(level[by_level], np.arange(level.max() + 2)),
         peak_R=tuple(peak_activations(ops_of_ranks)),
     )

@@ -12,5 +12,6 @@ COMMANDS = Registry(
         "env": "ppdiag.commands.env:env",
         "nccl": "ppdiag.commands.nccl:nccl",
         "calc": "ppdiag.commands.calc:calc",
+        "schedule": "ppdiag.commands.schedule:schedule",
     },
 )

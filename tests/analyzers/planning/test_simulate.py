@@ -27,8 +27,7 @@ def test_bubble_rates_are_those_of_the_zero_bubble_paper(ranks, microbatches, ti
     found = []
     for name in ("1f1b", "zb-h1", "zb-h2"):
         work = program(name, ranks=ranks, chunks=1, microbatches=microbatches)
-        whole = backward if orders.SCHEDULES[name].splits else backward + weight
-        result = uniform(work, forward=forward, backward=whole, weight=weight, transfer=transfer)
+        result = uniform(work, forward=forward, backward=backward, weight=weight, transfer=transfer)
         found.append(round(float(result.span_bubble_fraction_W[0]), 4))
     assert tuple(found) == rates
 
@@ -71,8 +70,8 @@ def test_gpipe_of_4_and_4_takes_14_slots():
 
 
 def test_a_heavy_stage_sets_the_pace_of_all():
-    # Stage 1 starts after one forward (1), works 8 x 6, waits 2 for its first gradient (it has run three forwards by 7; the
-    # gradient is back at 9), and stage 0 has a backward (2) left.
+    # Stage 1 starts after one forward (1), works 8 x 6, waits 2 for its first gradient (it has run three forwards by 7;
+    # the gradient is back at 9), and stage 0 has a backward (2) left.
     forward_SW = np.array([[1.0], [2.0], [1.0], [1.0]])
     times = Durations(forward_SW, 2 * forward_SW, 0 * forward_SW, np.zeros(1))
     assert run(program("1f1b", ranks=4, chunks=1, microbatches=8), times).makespan_W[0] == 53
@@ -113,3 +112,9 @@ def test_nothing_starts_before_what_it_needs(name, ranks, chunks, microbatches, 
             assert j == simulate.NO_OP or start[i] >= end[j] - 1e-9
     assert np.all(result.span_RW <= result.makespan_W + 1e-9)
     assert np.all(result.bubble_fraction_W >= -1e-9)
+
+
+def test_a_backward_with_its_weight_gradient_inside_takes_both():
+    # DualPipeV splits only some backwards; every rank has 8 microbatches of F, B and W in two stages all the same
+    result = uniform(program("dualpipe-v", ranks=4, chunks=2, microbatches=8), forward=1, backward=1, weight=1)
+    assert result.busy_RW[:, 0] == pytest.approx([48] * 4)
