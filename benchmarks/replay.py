@@ -37,7 +37,7 @@ def graph_of(ranks: int, chunks: int, microbatches: int, steps: int) -> step_gra
     """The graph of an interleaved step, with ``steps`` sets of durations."""
     orders = schedules.order("Interleaved1F1B", ranks=ranks, chunks=chunks, microbatches=microbatches)
     stage_rank = schedules.stage_ranks("Interleaved1F1B", ranks, chunks)
-    trace = Pipeline(orders, stage_rank, host_gap=5_000, transfer=lambda a, b: 100_000, steps=2).trace()
+    trace = Pipeline(orders, stage_rank, host_gap=5_000, transfer=lambda *_: 100_000, steps=2).trace()
     found = find_steps(trace)
     trace, _ = label(trace, found)
     graph = step_graph.build_graphs(rank_program.build(trace, found), found)[0][0]
@@ -70,14 +70,15 @@ def main() -> None:
     graph = graph_of(args.ranks, args.chunks, args.microbatches, args.steps)
     operations = int((graph.what_N == COMPUTE).sum() + (graph.what_N == POST).sum())
     worlds = [eight_worlds(graph)[choice] for choice in CHOICES]
-    weights = engine._Weights(graph, worlds)  # noqa: SLF001
+    weights = engine._Weights(graph, worlds)
     start = np.repeat(graph.start_RK[:, None, :], len(worlds), axis=1)
-    one_pass = min(cpu_seconds(lambda: engine._pass(graph, weights, start, keep_joins=False)) for _ in range(3))  # noqa: SLF001
+    one_pass = min(cpu_seconds(lambda: engine._pass(graph, weights, start, keep_joins=False)) for _ in range(3))
     whole = cpu_seconds(lambda: engine.replay(graph, worlds))
     total = operations * len(worlds) * args.steps
     print(f"P={args.ranks} V={args.chunks} M={args.microbatches}: {operations} operations, {len(graph.src_E)} edges")
     print(
-        f"{len(worlds)} worlds x {args.steps} steps: one pass {one_pass:.2f} s CPU, {total / one_pass / 1e6:.0f} M operations a second"
+        f"{len(worlds)} worlds x {args.steps} steps: one pass {one_pass:.2f} s CPU, "
+        f"{total / one_pass / 1e6:.0f} M operations a second"
     )
     print(f"replay until settled {whole:.2f} s CPU, {total / whole / 1e6:.0f} M a second")
 
