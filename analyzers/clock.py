@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppdiag.analyzers.validation import whole_or_none
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 WALL_CLOCK_ERROR_S = 5e-3
 """Error to expect between the wall clocks of two hosts kept by NTP on one network, where nothing better is known."""
+UNKNOWN_ERROR_S = 3600.0
+"""Where a rank did not even note the time of day: too much for any verdict."""
+MOST_DRIFT = 1e-3
+"""No clock of a computer drifts by more; crystals are good to 100 ppm."""
 RTT_SLACK_NS = 2_000
 """Added to a probe's excess round-trip time before it becomes a weight, so that the best probe does not stand alone."""
 
@@ -70,23 +76,27 @@ def align(facts: Mapping[int, RankFacts]) -> Clocks:
 def _line_of(rank: RankFacts, reference: RankFacts) -> tuple[Line, str]:
     if rank.clock == reference.clock:
         return Line(), ""
-    if rank.clock_probes:
-        return fit_probes(rank.clock_probes), ""
+    line = fit_probes(rank.clock_probes)
+    if line is not None:
+        return line, ""
     return _wall_clock_line(rank.facts, reference.facts), rank.host or "unnamed host"
 
 
 def _wall_clock_line(rank: Mapping[str, Any], reference: Mapping[str, Any]) -> Line:
     """From the pair (local clock, wall clock) that each rank noted at its start."""
-    offset_ns = _wall_minus_local(rank) - _wall_minus_local(reference)
-    return Line(offset_ns=float(offset_ns), error_ns=WALL_CLOCK_ERROR_S * 1e9)
+    own, other = _wall_minus_local(rank), _wall_minus_local(reference)
+    if own is None or other is None:
+        return Line(error_ns=UNKNOWN_ERROR_S * 1e9)
+    return Line(offset_ns=float(own - other), error_ns=WALL_CLOCK_ERROR_S * 1e9)
 
 
-def _wall_minus_local(facts: Mapping[str, Any]) -> int:
-    return int(facts.get("started_unix_ns", 0)) - int(facts.get("started_local_ns", 0))
+def _wall_minus_local(facts: Mapping[str, Any]) -> int | None:
+    unix_ns, local_ns = (whole_or_none(facts, name) for name in ("started_unix_ns", "started_local_ns"))
+    return None if unix_ns is None or local_ns is None else unix_ns - local_ns
 
 
-def fit_probes(probes: Sequence[Mapping[str, Any]]) -> Line:
-    """Offset and drift from ping-pong probes.
+def fit_probes(probes: Sequence[Mapping[str, int]]) -> Line | None:
+    """Offset and drift from ping-pong probes; None where they are no use.
 
     A probe holds ``t0`` (sent) and ``t3`` (answer received) on the rank's clock, ``t1`` and ``t2`` on the reference's.
     The probe with the least round trip of each ``burst`` is kept, bursts slower than twice the best are dropped, and a
@@ -95,8 +105,11 @@ def fit_probes(probes: Sequence[Mapping[str, Any]]) -> Line:
 
     Source: Cristian, "Probabilistic clock synchronization" (1989), for the bound of half a round trip.
     """
-    t0, t1, t2, t3 = (np.array([int(probe[name]) for probe in probes], np.int64) for name in ("t0", "t1", "t2", "t3"))
-    burst = np.array([int(probe.get("burst", 0)) for probe in probes])
+    probes = [probe for probe in probes if probe["t3"] - probe["t0"] >= probe["t2"] - probe["t1"] >= 0]
+    if not probes:
+        return None
+    t0, t1, t2, t3 = (np.array([probe[name] for probe in probes], np.int64) for name in ("t0", "t1", "t2", "t3"))
+    burst = np.array([probe.get("burst", 0) for probe in probes])
     rtt = (t3 - t0) - (t2 - t1)
     best = [np.flatnonzero(burst == b)[np.argmin(rtt[burst == b])] for b in np.unique(burst)]
     kept = np.array([i for i in best if rtt[i] <= 2 * rtt[best].min()])
@@ -105,6 +118,8 @@ def fit_probes(probes: Sequence[Mapping[str, Any]]) -> Line:
     local = (t0[kept] - origin).astype(np.float64)
     weight = 1.0 / (rtt[kept] - rtt[kept].min() + RTT_SLACK_NS)
     drift, level = _weighted_line(local, offset, weight)
+    if abs(drift) > MOST_DRIFT:
+        return None
     residual = np.abs(offset - (level + drift * local)).max()
     return Line(level, drift, origin, float(rtt[kept].max() / 2 + residual))
 

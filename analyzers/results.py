@@ -139,7 +139,7 @@ def links(program: Program, steps: Steps) -> tuple[LinkResult, ...]:
         time = float(np.median(measured)) if len(measured) else 0.0
         size = int(np.median(spans["size_bytes"][received[own]]))
         direction = "forward" if dst > src else "backward"
-        found.append(LinkResult(src, dst, direction, size, time, size / time if time > 0 else None))
+        found.append(LinkResult(src, dst, direction, size, time, size / time if size > 0 and time > 0 else None))
     return tuple(found)
 
 
@@ -150,7 +150,7 @@ def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:
     if silent:
         found.append(f"ranks without pipeline work: {', '.join(map(str, silent[:8]))}{', ...' if silent[8:] else ''}")
     ended = {rank: facts for rank, facts in trace.ranks.items() if facts.status in ENDED_EARLY}
-    last = {rank: int(steps.number[trace.spans["rank"] == rank].max(initial=0)) for rank in ended}
+    last = {rank: int(steps.recorded[steps.number[trace.spans["rank"] == rank].max(initial=0)]) for rank in ended}
     # those that failed outside of a wait come first: the others were left waiting
     for rank, facts in sorted(ended.items(), key=lambda item: (bool(item[1].inside), item[0]))[:16]:
         where = f"{facts.inside}, for {facts.inside_s:.1f} s" if facts.inside else f"step {last[rank]}, between two ops"

@@ -32,6 +32,7 @@ class Steps:
         start_ns: when each analysed step began (K).
         end_ns: when it ended, which is when its successor began (K).
         dropped: complete or incomplete steps that are not analysed.
+        recorded: the number that the record gives each step; ``number`` counts without long holes.
         warnings: why a step was cut short or assumed, one sentence each.
     """
 
@@ -41,6 +42,7 @@ class Steps:
     start_ns: np.ndarray
     end_ns: np.ndarray
     dropped: int
+    recorded: np.ndarray
     warnings: tuple[str, ...] = ()
 
     @property
@@ -73,7 +75,7 @@ def find_steps(trace: Trace) -> Steps:
             f"{trace.job.source}: no pipeline stage was recorded (no forward or backward of a microbatch between "
             "sends and receives); ppdiag explains pipeline-parallel jobs only"
         )
-    number = _number_spans(spans, work)
+    number, recorded = _without_holes(_number_spans(spans, work))
     ranks, rank_index = np.unique(spans["rank"][work], return_inverse=True)
     first = _first_starts(number[work], rank_index.ravel(), spans["start_ns"][work], len(ranks))
     complete = np.flatnonzero((first < _NEVER).all(axis=1))
@@ -89,6 +91,7 @@ def find_steps(trace: Trace) -> Steps:
         start_ns=start[kept[usable]],
         end_ns=end[usable],
         dropped=int((start < _NEVER).sum()) - int(usable.sum()),
+        recorded=recorded,
         warnings=warnings,
     )
 
@@ -114,6 +117,17 @@ def _number_spans(spans: np.ndarray, work: np.ndarray) -> np.ndarray:
     else:
         number = _count_before(spans, _drained(spans, work))
     return np.where(counted, number, NO_STEP)
+
+
+def _without_holes(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Counts the steps from 0 with holes of one at most, and the number that each had: probes may have slept long."""
+    known, index = np.unique(number[number >= 0], return_inverse=True)
+    dense = np.cumsum(np.minimum(np.diff(known, prepend=known[:1]), 2))
+    counted = number.copy()
+    counted[number >= 0] = dense[index.ravel()]
+    recorded = np.full(int(dense.max(initial=-1)) + 1, NO_STEP, np.int64)
+    recorded[dense] = known
+    return counted, recorded
 
 
 def _count_before(spans: np.ndarray, marks: np.ndarray) -> np.ndarray:
@@ -150,11 +164,13 @@ def _measured_steps(
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """The complete steps whose end is known, and their ends: a step ends where the next begins on any rank."""
     following = np.append(start[1:], _NEVER)
-    ended = complete[following[complete] < _NEVER]
+    ended = complete[(following[complete] < _NEVER) & (following[complete] > start[complete])]
     if len(ended):
         return ended, following[ended], ()
     last = complete[-1:]
     end = spans["end_ns"][number == last[0]].max()
+    if end <= start[last[0]]:
+        raise NoPipelineFound("the only complete step of the record takes no time")
     return last, np.array([end]), ("only one complete step was recorded: its end is taken from its last op",)
 
 

@@ -28,7 +28,7 @@ def median_step(program: Program, steps: Steps, graph: Graph, measured: Measured
     window = (int(steps.start_ns[at]), int(steps.end_ns[at]))
     equal, equal_step_s = _equal_work(graph, k)
     return Timeline(
-        step=int(graph.steps_K[k]),
+        step=int(steps.recorded[graph.steps_K[k]]),
         step_s=float(graph.duration_K[k]),
         equal_work_step_s=equal_step_s,
         measured=_measured(program, window),

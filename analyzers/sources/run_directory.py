@@ -10,6 +10,7 @@ import numpy as np
 
 from ppdiag.analyzers import clock
 from ppdiag.analyzers.sources import rank_state
+from ppdiag.analyzers.validation import MOST_RANKS, plausible, whole, whole_or_none
 from ppdiag.errors import BadRecord, NothingRecorded, VersionMismatch
 from ppdiag.model import FORMAT_VERSION
 from ppdiag.rundir import MAX_HEADER_BYTES, PROCESSES_FILE, RUN_FILE, SPAN_MAGIC, decode_blocks, parse_rank_file_name
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 MAX_WORDS_BYTES = 64 << 20
 """Bound on a rank's table of words; more is not ours."""
+MOST_GROUPS = 1 << 15
+"""A span names its group in 16 bits."""
+PROBE = ("t0", "t1", "t2", "t3")
+NUMBERS = ("world_size", "microbatches", "pp", "vpp", "tp", "dp")
+"""Facts of the job that are whole numbers; the others are words."""
 
 
 class RunDirectory:
@@ -100,7 +106,11 @@ def _read_rank(rank: int, path: Path) -> _Rank:
     for payload, lost_bytes in decode_blocks(data, offset, dtype.itemsize):
         payloads.append(payload)
         lost += lost_bytes
-    found = _Rank(rank, header, _to_spans(np.frombuffer(b"".join(payloads), dtype), rank))
+    spans = _to_spans(np.frombuffer(b"".join(payloads), dtype), rank)
+    kept = plausible(spans)
+    found = _Rank(rank, header, spans[kept])
+    if not kept.all():
+        found.warnings.append(f"{path.name}: {int((~kept).sum())} spans with impossible values were left out")
     if lost:
         found.warnings.append(f"{path.name}: {lost} bytes of torn or damaged records were left out")
     _read_words(path.with_suffix(".jsonl"), found)
@@ -169,9 +179,10 @@ def _take_word(word: dict[str, Any], found: _Rank) -> None:
         case "fact":
             found.facts[str(word["name"])] = word["value"]
         case "group":
-            found.groups[int(word["id"])] = (str(word["name"]), tuple(int(rank) for rank in word["ranks"]))
+            members = tuple(whole(rank, high=MOST_RANKS) for rank in word["ranks"])
+            found.groups[whole(word["id"], high=MOST_GROUPS)] = (str(word["name"]), members)
         case "clock":
-            found.probes.append(word)
+            found.probes.append({name: whole(word[name]) for name in PROBE} | {"burst": whole(word.get("burst", 0))})
         case "fault":
             found.faults.append(f"{word.get('probe', 'probe')}: {word.get('error', '')}")
 
@@ -221,8 +232,7 @@ class _Groups:
             if key not in self._index:
                 self._index[key] = len(self.all)
                 self.all.append(ProcessGroup(name, members))
-            if local >= 0:
-                mapping[local] = self._index[key]
+            mapping[local] = self._index[key]
         column = rank.spans["group"]
         return mapping[np.where((column >= 0) & (column < len(mapping)), column, len(mapping) - 1)]
 
@@ -249,12 +259,20 @@ def _job_facts(ranks: list[_Rank], source: str) -> JobFacts:
     """Facts on which the ranks agree; the most frequent value where they do not."""
     known: dict[str, Any] = {}
     for name in fact_names():
-        values: Mapping[Any, int] = Counter(
-            value for rank in ranks if isinstance(value := {**rank.header, **rank.facts}.get(name), (str, int))
-        )
+        told = [_told(rank, name) for rank in ranks]
+        values: Mapping[Any, int] = Counter(value for value in told if value is not None)
         if values:
             known[name] = max(values, key=lambda value: values[value])
     return JobFacts(**{**known, "source": source})
+
+
+def _told(rank: _Rank, name: str) -> str | int | None:
+    """A fact of the job as one rank tells it; None where it tells nothing of the right type."""
+    facts = {**rank.header, **rank.facts}
+    if name in NUMBERS:
+        return whole_or_none(facts, name, low=1, high=MOST_RANKS)
+    value = facts.get(name)
+    return value if isinstance(value, str) else None
 
 
 def _missing_ranks(job: JobFacts, facts: Mapping[int, RankFacts]) -> list[str]:

@@ -130,7 +130,7 @@ def in_world(pipeline: Pipeline, *, host: bool, transfers: bool, work: bool) -> 
 
 
 def mean_of_kind(pipeline: Pipeline):
-    """Every op takes the mean of its kind over stages, microbatches and replicas; a whole backward is a kind of its own."""
+    """Every op takes the mean of its kind over all stages and microbatches; a whole backward is a kind of its own."""
     ops = [op for order in pipeline.orders for op in order]
     split = {(op.stage, op.microbatch) for op in ops if op.kind is Kind.WEIGHT}
 
