@@ -70,7 +70,7 @@ def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = No
         stages=results.stages(trace, steps, shape, attribution),
         links=results.links(program, steps),
         ranks=results.ranks(trace, steps, shape, attribution),
-        replay_error_fraction=replay_error(graphs[0], steps.duration_s),
+        replay_error_fraction=replay_error(graphs[0]),
         clock_error_s=trace.clock_error_s,
         verdict=verdict.decide(context),
         warnings=(*results.warnings(trace, steps), *_left_out(left_out)),
@@ -108,18 +108,21 @@ def _merge(graphs: Sequence[Graph], parts: Sequence[Shares]) -> Shares:
     )
 
 
-def replay_error(graph: Graph, duration_K: np.ndarray) -> float:
-    """How far a replay from the medians over steps of each op's times is from the median step, as a fraction of it."""
-    transfer_E1 = np.median(graph.transfer_EK, axis=1, keepdims=True)
-    median_step = replace(
+def replay_error(graph: Graph) -> float:
+    """How far the replayed steps are from the measured ones, as a fraction of them (median over steps).
+
+    Each step is replayed with its own work and the medians over all steps of host time and transfers. Work stays the
+    step's own: where the data make microbatches unequal, no step is like the median of each op.
+    """
+    typical = replace(
         graph,
-        steps_K=graph.steps_K[:1],
-        duration_K=np.median(graph.duration_K, keepdims=True),
-        start_RK=np.median(graph.start_RK, axis=1, keepdims=True),
-        host_NK=np.median(graph.host_NK, axis=1, keepdims=True),
-        work_NK=np.median(graph.work_NK, axis=1, keepdims=True),
-        transfer_EK=transfer_E1,
+        host_NK=_typical(graph.host_NK),
+        transfer_EK=_typical(graph.transfer_EK),
     )
-    replayed_s = float(replay(median_step, [World()]).duration_WK[0, 0])
-    measured_s = float(np.median(duration_K))
-    return abs(replayed_s - measured_s) / measured_s
+    replayed_K = replay(typical, [World()]).duration_WK[0]
+    return float(np.median(np.abs(replayed_K - graph.duration_K) / graph.duration_K))
+
+
+def _typical(times: np.ndarray) -> np.ndarray:
+    """Each row's median over the steps, in every step."""
+    return np.repeat(np.median(times, axis=1, keepdims=True), times.shape[1], axis=1)

@@ -22,6 +22,10 @@ WORTH_SAYING = 0.05
 """Causes below this share of the step time are not spoken of."""
 MOST_UNEXPLAINED = 0.05
 """With more of the step unexplained than this no verdict is given."""
+WORTH_A_WARNING = 0.10
+"""Causes from this share of the step time are warned of."""
+HEAVY = 1.3
+"""A stage this many times as long as the others comes before any other tuning."""
 LEAST_COVERED = 0.8
 """A place is named only where repairing it alone gains this much of what removing the whole cause would."""
 MOST_CLOCK_ERROR = 0.05
@@ -47,6 +51,8 @@ def decide(context: Context) -> Verdict:
     why = {Cause(field.name): getattr(context.why, field.name) for field in fields(Why)}
     unexplained = why.pop(Cause.UNEXPLAINED)
     cause = max(why, key=lambda name: why[name])
+    if _comes_first(context, why[Cause.IMBALANCE]):
+        cause = Cause.IMBALANCE
     doubt = _doubt(context, cause, why, unexplained)
     if why[cause] < WORTH_SAYING and not doubt:
         return _nothing(context, why[cause], cause)
@@ -62,6 +68,26 @@ def decide(context: Context) -> Verdict:
         confidence=confidence,
         text=text,
     )
+
+
+def _comes_first(context: Context, imbalance: float) -> bool:
+    """Whether one heavy stage is to be named before any larger cause: to re-split comes before any other tuning.
+
+    A bubble or a transfer is worth looking at only once the stages are of a length.
+    """
+    return (
+        imbalance >= WORTH_A_WARNING
+        and _heavy_stage(context.graph) is not None
+        and _place(context, Cause.IMBALANCE).stage is not None
+    )
+
+
+def _heavy_stage(graph: Graph) -> int | None:
+    """The stage with the most work, where it is ``HEAVY`` times that of the others."""
+    stages = np.unique(graph.stage_N[graph.stage_N >= 0]).tolist()
+    heaviest = max(stages, key=lambda stage: _stage_times(graph, stage)[0])
+    own, others = _stage_times(graph, heaviest)
+    return int(heaviest) if len(stages) > 1 and own >= HEAVY * others else None
 
 
 def gains(context: Context) -> Mapping[Cause, float]:
@@ -88,6 +114,8 @@ def _doubt(context: Context, cause: Cause, why: Mapping[Cause, float], unexplain
     if context.trace.clock_error_s > MOST_CLOCK_ERROR * median_s:
         return f"; undecided, since the clocks may be off by {context.trace.clock_error_s * 1e3:.1f} ms"
     second = max((name for name in why if name is not cause), key=lambda name: why[name])
+    if cause is Cause.IMBALANCE and _comes_first(context, why[cause]):
+        return ""
     if why[second] >= WORTH_SAYING and not _told_apart(context.shares, cause, second):
         return f"; undecided, since {second.value} ({percent(why[second])}) is as large within the spread of the steps"
     return ""
@@ -138,9 +166,15 @@ def _imbalance(context: Context, place: blame.Candidate) -> str:
     if place.stage is None:
         split = {"stages": context.imbalance.stage, "microbatches": context.imbalance.microbatch}
         split["ranks that hold the same stage"] = context.imbalance.rank
-        return f"load imbalance between {max(split, key=lambda name: split[name])}"
-    own, others = _stage_times(context.graph, place.stage)
-    return f"load imbalance: stage {place.stage} computes {own / others:.2f} times as long as the others on average"
+        heavy = _heavy_stage(context.graph)
+        besides = "" if heavy is None else f"; besides, {_heavier(context.graph, heavy)}"
+        return f"load imbalance between {max(split, key=lambda name: split[name])}{besides}"
+    return f"load imbalance: {_heavier(context.graph, place.stage)}"
+
+
+def _heavier(graph: Graph, stage: int) -> str:
+    own, others = _stage_times(graph, stage)
+    return f"stage {stage} computes {own / others:.2f} times as long as the others on average"
 
 
 def _stage_times(graph: Graph, stage: int) -> tuple[float, float]:

@@ -119,18 +119,24 @@ def equal_work(graph: Graph) -> np.ndarray:
 def equalised_work(graph: Graph) -> dict[str, np.ndarray]:
     """Work of each event where one thing at a time is made equal.
 
-    ``stage``: the stages' means, keeping how microbatches differ; ``microbatch``: all microbatches of a stage take its
-    mean; ``rank``: ranks that hold the same stage (data-parallel twins) take their common mean.
+    ``stage``: the stages' means, keeping how microbatches differ; ``rank``: ranks that hold the same stage (data-
+    parallel twins) lose what makes one slower than the other over all steps; ``microbatch``: the ops of a stage take
+    its mean of the step, but for that lasting slowness, since what changes from step to step is the data.
     """
     return {
         "stage": _scaled(
             graph, lambda ops: ops.time_OK * _ratio(_mean_by(ops, ops.kind), _mean_by(ops, ops.kind_stage))
         ),
-        "microbatch": _scaled(graph, lambda ops: _mean_by(ops, ops.kind_stage_rank)),
-        "rank": _scaled(
-            graph, lambda ops: ops.time_OK * _ratio(_mean_by(ops, ops.kind_stage), _mean_by(ops, ops.kind_stage_rank))
-        ),
+        "microbatch": _scaled(graph, lambda ops: _mean_by(ops, ops.kind_stage) * _lasting_slowness(ops)),
+        "rank": _scaled(graph, lambda ops: ops.time_OK / _lasting_slowness(ops)),
     }
+
+
+def _lasting_slowness(ops: Ops) -> np.ndarray:
+    """How many times as long as its twins the rank of each op takes, over all steps (O x 1)."""
+    of_rank = _mean_by(ops, ops.kind_stage_rank).sum(axis=1, keepdims=True)
+    slowness = _ratio(of_rank, _mean_by(ops, ops.kind_stage).sum(axis=1, keepdims=True))
+    return np.where(slowness > 0, slowness, 1.0)
 
 
 def repaired_stage(graph: Graph, stage: int) -> np.ndarray:

@@ -20,6 +20,7 @@ SOURCES = Registry(
     "ppdiag.sources",
     {
         "run_directory": "ppdiag.analyzers.sources.run_directory:RunDirectory",
+        "megascan": "ppdiag.analyzers.sources.megascan:MegaScan",
         "straggler_analysis": "ppdiag.analyzers.sources.straggler_analysis:StragglerAnalysis",
     },
 )
