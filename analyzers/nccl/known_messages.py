@@ -141,14 +141,6 @@ KNOWN: tuple[Known, ...] = (
         GUIDE,
     ),
     _row(
-        "ib-other",
-        _WARNING,
-        r"NET/IB(?:/GIN)? ?:|ibv_\w+\(\) failed|Failed to open libibverbs",
-        "NCCL's RDMA transport complains; if channels then use NET/Socket, this is why.",
-        (_FIRST, _LAST),
-        GUIDE,
-    ),
-    _row(
         "no-network-plugin",
         _ERROR,
         r"Failed to initialize any NET plugin|Error: network \S+ not found|Failed to initialize NET plugin",
@@ -162,6 +154,14 @@ KNOWN: tuple[Known, ...] = (
         _ERROR,
         r"(?:Bootstrap|NET/Socket|NET/IB) : [Nn]o (?:socket |IP )?interface found",
         "No usable network interface: check NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY.",
+        (_FIRST, _LAST),
+        GUIDE,
+    ),
+    _row(
+        "ib-other",
+        _WARNING,
+        r"NET/IB(?:/GIN)? ?:|ibv_\w+\(\) failed|Failed to open libibverbs",
+        "NCCL's RDMA transport complains; if channels then use NET/Socket, this is why.",
         (_FIRST, _LAST),
         GUIDE,
     ),
@@ -194,9 +194,7 @@ KNOWN: tuple[Known, ...] = (
     _row(
         "socket",
         _ERROR,
-        r"ocket(?:Progress|Accept|TryAccept|FinalizeAccept|finalizeAccept|Init|Listen|Connect|Ready|Recv|Send|Wait|MultiOp|"
-        r"Set|Get|Reset|finalize)|socket(?:Finalize|Try)Accept|Net : Call to recv|Call to recv|Socket creation"
-        r"|neither AF_INET",
+        r"(?:nccl(?:Os)?S|\bs)ocket[A-Z]\w+|Net : Call to recv|Call to recv|neither AF_INET",
         "A TCP connection between ranks broke or was misused: look at the peer's log, then at the network.",
         (_FIRST, _LAST),
         GUIDE,

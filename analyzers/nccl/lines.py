@@ -19,7 +19,8 @@ MAX_LINE_BYTES = 16 << 10
 MAX_HOSTS = 100_000
 
 _HEADER = re.compile(
-    r"(?<![\w.-])(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):(?P<thread>\d{1,10}) \[(?P<device>-?\d{1,5})\] "
+    r"(?:(?<![\w.-])|(?<=NCCL INFO)|(?<=NCCL WARN))"
+    r"(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,10}):(?P<thread>\d{1,10}) \[(?P<device>-?\d{1,5})\] "
     r"(?:\d{1,12}\.\d{1,9} )?(?:(?P<where>[\w./+-]{1,200}:\d{1,7}) )?NCCL (?P<level>INFO|WARN|TRACE) ?"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")

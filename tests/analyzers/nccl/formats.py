@@ -6,11 +6,15 @@ import csv
 import io
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ppdiag.analyzers.nccl.lines import read_lines
-from ppdiag.analyzers.nccl.model import NcclReport
 from ppdiag.analyzers.nccl.parser import Parser
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ppdiag.analyzers.nccl.model import NcclReport
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "nccl"
 HEADER = "gpu1:31:40 [0] NCCL INFO "
@@ -55,13 +59,15 @@ def fill_somehow(text: str) -> str:
     return _SPECIFIER.sub(lambda match: kinds.get(match[3], "3"), text)
 
 
-def read(text: str | bytes, **known: object) -> NcclReport:
+def read(
+    text: str | bytes, ranks: Mapping[tuple[str, int], int] | None = None, world_size: int | None = None
+) -> NcclReport:
     """The report of one log."""
     parser = Parser()
     parser.source("log")
     for line in read_lines(io.BytesIO(text if isinstance(text, bytes) else text.encode())):
         parser.feed(line)
-    return parser.report(**known)
+    return parser.report(ranks, world_size)
 
 
 def read_line(text: str) -> NcclReport:

@@ -69,7 +69,8 @@ def test_what_a_launcher_puts_before_a_line_is_stripped_and_its_rank_kept(prefix
 
 
 def test_ray_folds_equal_lines_together_and_says_how_many():
-    text = f"(Worker pid=5) gpu1:31:40 [0] NCCL INFO {P2P} [repeated 7x across cluster] (Ray deduplicates logs by default.)\n"
+    line = f"(Worker pid=5) gpu1:31:40 [0] NCCL INFO {P2P}"
+    text = f"{line} [repeated 7x across cluster] (Ray deduplicates logs by default.)\n"
     assert read(text).connections[0].transport == "P2P/CUMEM"
     warning = "(Worker pid=5) gpu1:31:40 [0] x.cc:1 NCCL WARN Cuda failure 'x' [repeated 7x across cluster]\n"
     assert read(warning).messages[0].count == 7
@@ -117,8 +118,8 @@ def test_reading_goes_on_at_the_entry_that_tore_another():
 
 
 def test_a_host_is_known_again_although_a_torn_word_runs_into_it():
-    text = f"gpu2:7:7 [1] NCCL INFO Using network IB\n{HEADER}Channel 00/0 : 0[0] -> 1[1] viagpu2:7:7 [1] NCCL INFO {NET}\n"
-    assert read(text).connections[0].process.host == "gpu2"
+    torn = f"{HEADER}Channel 00/0 : 0[0] -> 1[1] viagpu2:7:7 [1] NCCL INFO {NET}\n"
+    assert read(f"gpu2:7:7 [1] NCCL INFO Using network IB\n{torn}").connections[0].process.host == "gpu2"
 
 
 def test_an_entry_behind_another_programs_unfinished_line_is_whole():

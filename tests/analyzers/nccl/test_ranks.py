@@ -11,7 +11,8 @@ def _log(*entries: tuple[str, int, int, str]) -> str:
 
 
 def _start(comm: str, rank: int, size: int, identity: str) -> str:
-    return f"ncclCommInitRank comm {comm} rank {rank} nranks {size} cudaDev 0 nvmlDev 0 busId c1000 commId {identity} - Init START"
+    who = f"comm {comm} rank {rank} nranks {size}"
+    return f"ncclCommInitRank {who} cudaDev 0 nvmlDev 0 busId c1000 commId {identity} - Init START"
 
 
 def _send(source: int, destination: int, transport: str = "NET/IB/0/GDRDMA", channel: int = 0) -> str:
