@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 LATEST_NS = 1 << 61
 """Unix time reaches this in 2043; times below it, and differences of shifted ones, fit in 64 bits."""
 MOST_RANKS = 1 << 20
-_LABELS = ("stage", "chunk", "microbatch", "peer", "group")
-_COUNTS = ("step", "seq", "size_bytes")
+_LABELS = ("stage", "chunk", "microbatch", "peer", "group", "seq")
+_COUNTS = ("step", "size_bytes")
 
 
 def plausible(spans: np.ndarray) -> np.ndarray:

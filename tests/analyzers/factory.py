@@ -207,8 +207,9 @@ def simulate(
 
 
 def spans_of(rows: Sequence[Mapping[str, int]]) -> np.ndarray:
-    """Sorted spans of rows; labels that are not given are -1, other fields 0, the post is at the start."""
-    default = dict.fromkeys(SPAN_DTYPE.names or (), 0) | dict.fromkeys(("stage", "chunk", "microbatch", "peer"), -1)
+    """Sorted spans of rows, as the hooks write them: labels that do not apply are -1, other fields 0."""
+    labels = ("stage", "chunk", "microbatch", "peer", "seq", "group")
+    default = dict.fromkeys(SPAN_DTYPE.names or (), 0) | dict.fromkeys(labels, -1)
     filled = [{**default, "post_ns": row["start_ns"], **row} for row in rows]
     return sorted_spans(np.array([tuple(row.values()) for row in filled], SPAN_DTYPE))
 
