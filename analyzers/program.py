@@ -141,11 +141,11 @@ def _cut_at_messages(events: np.ndarray, spans: np.ndarray, steps: Steps) -> np.
 
 
 def _encloses(compute: np.ndarray, spans: np.ndarray, inner: np.ndarray) -> np.ndarray:
-    """Mask of the compute events with a post or a wait of the same rank strictly inside."""
+    """Mask of the compute events with a post or a wait of the same rank inside."""
     if not len(inner):
         return np.zeros(len(compute), bool)
     points = np.sort(np.concatenate([spans["post_ns"][inner], spans["start_ns"][inner]]))
-    before = np.searchsorted(points, compute["begin_ns"], "right")
+    before = np.searchsorted(points, compute["begin_ns"], "left")
     after = np.searchsorted(points, compute["end_ns"], "left")
     return after > before
 
@@ -159,7 +159,7 @@ def _cut(event: np.ndarray, spans: np.ndarray, inner: np.ndarray) -> np.ndarray:
     holes += [
         (max(int(a), begin), min(int(b), end))
         for a, b in zip(spans["start_ns"][mine], spans["end_ns"][mine], strict=True)
-        if begin < a < end
+        if begin <= a < min(end, b)
     ]
     parts, at = [], begin
     for a, b in sorted(holes):

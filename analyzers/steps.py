@@ -83,7 +83,7 @@ def find_steps(trace: Trace) -> Steps:
         raise NoPipelineFound(_incomplete_message(trace, first, ranks))
     start = first.min(axis=1)
     kept, end, warnings = _measured_steps(spans, number, complete, start)
-    usable = _without_warm_up(kept, end - start[kept], _interrupted(spans, number, kept))
+    usable = _without_warm_up(kept, end - start[kept], _interrupted(spans, start[kept], end))
     return Steps(
         number=number,
         ranks=ranks,
@@ -101,21 +101,39 @@ _NEVER = np.iinfo(np.int64).max
 
 def pipeline_work(spans: np.ndarray) -> np.ndarray:
     """Mask of the spans that are pipeline work: F, B, W outside initialisation, and outside evaluation in training."""
-    ignored = np.uint16(Flag.INIT)
-    if (spans["kind"] == Kind.BACKWARD).any():
-        ignored |= np.uint16(Flag.EVALUATION)
-    return np.isin(spans["kind"], PIPELINE_KINDS) & ((spans["flags"] & ignored) == 0)
+    ignored = ((spans["flags"] & np.uint16(Flag.INIT)) != 0) | _flagged_evaluation(spans)
+    return np.isin(spans["kind"], PIPELINE_KINDS) & ~ignored
+
+
+def _flagged_evaluation(spans: np.ndarray) -> np.ndarray:
+    """Mask of the spans that say that they are evaluation between training; none where there is no training."""
+    training = (spans["kind"] == Kind.BACKWARD).any()
+    return ((spans["flags"] & np.uint16(Flag.EVALUATION)) != 0) & training
+
+
+def _evaluation(spans: np.ndarray) -> np.ndarray:
+    """The same, and the messages of those ops: hand-written loops do not say of a message that it is evaluation."""
+    flagged = _flagged_evaluation(spans)
+    ops = np.isin(spans["kind"], PIPELINE_KINDS)
+    if not (flagged & ops).any():
+        return flagged
+    message, op = _ops_of_messages(spans, ops)
+    flagged[message] |= flagged[op]
+    return flagged
 
 
 def _number_spans(spans: np.ndarray, work: np.ndarray) -> np.ndarray:
     """The step of every span: by optimizer steps, else by pipeline steps, else where the pipeline has drained."""
     counted = np.isin(spans["kind"], (*COMPUTE_KINDS, *WAIT_KINDS)) & ((spans["flags"] & np.uint16(Flag.INIT)) == 0)
+    counted &= ~_evaluation(spans)
     if (spans["kind"] == Kind.OPTIMIZER).any():
         number = spans["step"].astype(np.int64)
     elif (spans["kind"] == Kind.SCHEDULE).any():
         number = _count_before(spans, spans["kind"] == Kind.SCHEDULE)
     else:
         number = _count_before(spans, _drained(spans, work))
+        message, op = _ops_of_messages(spans, work)
+        number[message] = number[op]
     return np.where(counted, number, NO_STEP)
 
 
@@ -151,6 +169,23 @@ def _drained(spans: np.ndarray, work: np.ndarray) -> np.ndarray:
     return marks
 
 
+def _ops_of_messages(spans: np.ndarray, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every send and receive, and its op: for a receive the one it lies in or before, for a send the one before it."""
+    messages, found = [], []
+    for rank in np.unique(spans["rank"][ops]):
+        own = np.flatnonzero(ops & (spans["rank"] == rank))  # sorted by start
+        message = np.flatnonzero(np.isin(spans["kind"], (Kind.SEND, Kind.RECV)) & (spans["rank"] == rank))
+        begins = spans["start_ns"][own]
+        before = np.maximum(np.searchsorted(begins, spans["post_ns"][message], "right") - 1, 0)
+        around = np.maximum(np.searchsorted(begins, spans["start_ns"][message], "right") - 1, 0)
+        inside = spans["start_ns"][message] < spans["end_ns"][own[around]]
+        following = np.minimum(np.searchsorted(begins, spans["end_ns"][message], "left"), len(own) - 1)
+        receive = spans["kind"][message] == Kind.RECV
+        messages.append(message)
+        found.append(own[np.where(~receive, before, np.where(inside, around, following))])
+    return np.concatenate(messages), np.concatenate(found)
+
+
 def _first_starts(number: np.ndarray, rank: np.ndarray, start_ns: np.ndarray, ranks: int) -> np.ndarray:
     """First start of work of each step on each rank (steps x ranks); ``_NEVER`` where a rank has none."""
     first = np.full((max(int(number.max()), 0) + 1, ranks), _NEVER, np.int64)
@@ -174,12 +209,10 @@ def _measured_steps(
     return last, np.array([end]), ("only one complete step was recorded: its end is taken from its last op",)
 
 
-def _interrupted(spans: np.ndarray, number: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Mask of the steps in which an evaluation ran: their length says nothing of training."""
-    evaluation = (spans["flags"] & np.uint16(Flag.EVALUATION)) != 0
-    if not (spans["kind"] == Kind.BACKWARD).any():
-        return np.zeros(len(kept), bool)
-    return np.isin(kept, number[evaluation])
+def _interrupted(spans: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """Mask of the steps in which an evaluation began: their length says nothing of training."""
+    evaluation = np.sort(spans["start_ns"][_flagged_evaluation(spans) & np.isin(spans["kind"], PIPELINE_KINDS)])
+    return np.searchsorted(evaluation, end_ns, "left") > np.searchsorted(evaluation, start_ns, "left")
 
 
 def _without_warm_up(kept: np.ndarray, duration_ns: np.ndarray, interrupted: np.ndarray) -> np.ndarray:
