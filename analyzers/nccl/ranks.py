@@ -63,12 +63,11 @@ class _Book:
 
     def _told_ranks(self, hints: Mapping[tuple[str, int], int]) -> dict[Process, int]:
         """Ranks in the world communicator; without one the launcher's numbers, if each stands for one process."""
-        world = {
-            process: each.rank
-            for process, communicators in self._of.items()
-            for each in communicators
-            if each.size == self._world_size
-        }
+        world: dict[Process, int] = {}
+        for process, communicators in self._of.items():
+            for each in communicators:
+                if each.size == self._world_size:
+                    world.setdefault(process, each.rank)
         return world or (self._by_process(hints) if len(set(hints.values())) == len(hints) else {})
 
     def _by_process(self, ranks: Mapping[tuple[str, int], int]) -> dict[Process, int]:
@@ -92,8 +91,9 @@ class _Book:
 
     def _communicator(self, connection: Connection) -> Communicator | None:
         own = self._own(connection.process)
-        named = [each for each in own if each.id == connection.communicator]
-        fitting = named or [each for each in own if self._fits(connection, each)]
+        if connection.communicator:
+            return next((each for each in own if each.id == connection.communicator), None)
+        fitting = [each for each in own if self._fits(connection, each)]
         return fitting[-1] if len({each.id for each in fitting}) == 1 else None
 
     def _own(self, process: Process) -> list[Communicator]:

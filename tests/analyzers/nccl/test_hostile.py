@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppdiag.analyzers.nccl import complaints, parser
+from ppdiag.analyzers.nccl import complaints, surroundings, wiring
 from ppdiag.analyzers.nccl.lines import MAX_LINE_BYTES, read_lines
 from ppdiag.analyzers.nccl.transports import pairs, transports_of
 from tests.analyzers.nccl.formats import DATA, FORMATS, HEADER, fill_somehow, read
@@ -107,8 +107,8 @@ def test_no_line_takes_long(line):
 
 
 def test_memory_is_bounded_and_what_is_left_out_is_counted(monkeypatch):
-    monkeypatch.setattr(parser, "MAX_RECORDS", 10)
-    monkeypatch.setattr(parser, "MAX_NAMES", 5)
+    monkeypatch.setattr(wiring, "MAX_RECORDS", 10)
+    monkeypatch.setattr(surroundings, "MAX_NAMES", 5)
     monkeypatch.setattr(complaints, "MAX_MESSAGES", 4)
     lines = [f"{HEADER}Channel 00/0 : {rank}[0] -> 1[0] [send] via NET/IB/0\n" for rank in range(30)]
     lines += [f"{HEADER}NCCL_V{'A' * place} set by environment to 1\n" for place in range(8)]

@@ -87,6 +87,39 @@ def test_before_commids_the_thread_tells_the_communicator_and_complete_comes_las
     assert report.connections[0].communicator == "0xaa@gpu0:30"
 
 
+def test_before_2_18_what_a_thread_wrote_belongs_to_the_communicator_that_it_completes():
+    lines = []
+    for rank in (0, 1):
+        world, pair = f"comm 0xaa rank {rank} nranks 2", f"comm 0xbb rank {1 - rank} nranks 2"
+        for comm, identity, source in ((world, "0x111", rank), (pair, "0x222", 1 - rank)):
+            ends = f"{source}[c1000] -> {1 - source}[c1000]"
+            texts = ("Ring 00 : 1 -> 0 -> 1", f"Channel 00/0 : {ends} [send] via NET/IB/0")
+            done = f"{comm} cudaDev 0 busId c1000 commId {identity} - Init COMPLETE"
+            lines += [(f"gpu{rank}", 30 + rank, 1, text) for text in (*texts, done)]
+    report = read(_log(*lines))
+    assert [each.communicator for each in report.connections] == ["0x111", "0x222", "0x111", "0x222"]
+    assert [each.rings for each in report.communicators] == [1, 1, 1, 1]
+
+
+def test_the_children_of_a_split_are_one_communicator():
+    lines = [*WORLD]
+    for rank in (2, 3):
+        who = f"comm 0xbb rank {rank - 2} nranks 2 cudaDev 0 nvmlDev 0 busId c1000"
+        split = f"{who} parent 0xaa splitCount 1 color 77 key 0"
+        lines.append((f"gpu{rank}", 30 + rank, 5, f"ncclCommSplit {split}- Init START"))
+    report = read(_log(*lines, ("gpu2", 32, 5, _send(0, 1, "NET/Socket/0"))))
+    assert report.connections[0].communicator == "0x111/1.77"
+    assert link_transport(report, 2, 3) == "NET/Socket"
+
+
+def test_a_channel_that_the_same_thread_connects_later_is_not_laid_to_its_last_communicator():
+    done = [(host, pid, thread, text.replace("START", "COMPLETE")) for host, pid, thread, text in WORLD]
+    late = ("gpu2", 32, 1, _send(0, 1, "NET/Socket/0"))  # rank 0 of the pair, by the thread that set the world up
+    report = read(_log(*WORLD, *done, *PAIR[:2], late))
+    assert report.connections[0].communicator == "0x222"
+    assert link_transport(report, 2, 3) == "NET/Socket"
+
+
 def test_a_log_of_channel_lines_alone_is_numbered_by_them():
     assert link_transport(read(_log(("gpu0", 30, 1, _send(0, 1)))), 0, 1) == "NET/IB/GDRDMA"
 
@@ -110,8 +143,10 @@ def test_several_transports_of_a_link_are_named_by_their_channels():
 def test_an_address_used_again_is_a_new_communicator():
     end = "comm 0xaa rank 0 nranks 4 cudaDev 0 busId c1000 - Destroy COMPLETE"
     again = ("gpu0", 30, 1, _start("0xaa", 0, 4, "0x999"))
-    report = read(_log(*WORLD, ("gpu0", 30, 1, end), again, ("gpu0", 30, 1, _send(0, 1))))
-    assert report.connections[0].communicator == "0x999"
+    before, after = ("gpu0", 30, 1, _send(0, 1)), ("gpu0", 30, 1, _send(0, 2))
+    report = read(_log(*WORLD, before, ("gpu0", 30, 1, end), again, after))
+    assert [each.communicator for each in report.connections] == ["0x111", "0x999"]
+    assert {each.ended for each in report.communicators if each.id == "0x111"} == {"", "Destroy"}
 
 
 def test_rows_for_the_diagnosis_have_the_ranks_and_nvls_has_its_own():
