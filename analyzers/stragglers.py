@@ -197,6 +197,8 @@ class _Table:
 
 def _tabulate(trace: Trace) -> _Table:
     types, type_of = _types(trace)
+    if (np.isin(trace.spans["kind"], (Kind.SEND, Kind.RECV)) & (type_of < 0)).any():
+        raise BadRecord(f"{trace.job.source}: its messages do not say whether they carry activations or gradients")
     spans, type_of = trace.spans[type_of >= 0], type_of[type_of >= 0]
     rank_DP = _places(trace)
     replica, stage = _place_of_each(spans["rank"], rank_DP)
