@@ -142,10 +142,10 @@ def test_interleaved_halves_the_bubble_relative_to_the_work() -> None:
 
 
 def test_one_slow_stage() -> None:
-    # Stage 1 takes F = 20, B = 40. Rank 1: F0 10-30, F1 30-50, B0 50-90, B1 90-130. Rank 0: B0 90-110, B1 130-150: step
-    # 151. Equal work is F = 15, B = 30: (2 + 1) x 45 + 1 = 136. Mean busy (61 + 121) / 2 = 91.
-    # Bubble 136 - 91 = 45; imbalance 151 - 136 = 15, of rank 0 15 + (91 - 61) = 45, of rank 1 15 + (91 - 121) = -15: set
-    # to 0 and taken off its bubble, 30.
+    # Stage 1 takes F = 20, B = 40. Rank 1: F0 10-30, F1 30-50, B0 50-90, B1 90-130. Rank 0: B0 90-110, B1 130-150:
+    # step 151. Equal work is F = 15, B = 30: (2 + 1) x 45 + 1 = 136. Mean busy (61 + 121) / 2 = 91. Bubble 136 - 91 =
+    # 45; imbalance 151 - 136 = 15, of rank 0 15 + (91 - 61) = 45, of rank 1 15 + (91 - 121) = -15: set to 0 and taken
+    # off its bubble, 30.
     found = check(
         pipeline(duration=slower(2, stage=1)).trace(),
         step=151,
@@ -172,11 +172,11 @@ def test_one_slow_microbatch() -> None:
 
 
 def test_one_slow_twin() -> None:
-    # Two replicas: ranks 0, 1 and ranks 2, 3; rank 2 takes F = 20, B = 40. Tail: twins meet. Rank 2: F 0-20-40, B0 70-110,
-    # B1 110-150; rank 3: F0 20-30, F1 40-50, B0 50-70, B1 70-90. Rank 0 is done at 90 and meets rank 2 at 150; rank 1 is
-    # done at 70 and meets rank 3 at 90, is done at 91, and gets its next F0 at 161.
-    # Equal work: F (6 x 10 + 2 x 20) / 8 = 12.5, B 25: 3 x 37.5 + 1 = 113.5; mean busy (3 x 61 + 121) / 4 = 76: bubble
-    # 37.5; imbalance 37.5, + 15 for those with 61 busy, - 45 for rank 2: -7.5, so 0 and a bubble of 30.
+    # Two replicas: ranks 0, 1 and ranks 2, 3; rank 2 takes F = 20, B = 40. Tail: twins meet. Rank 2: F 0-20-40, B0
+    # 70-110, B1 110-150; rank 3: F0 20-30, F1 40-50, B0 50-70, B1 70-90. Rank 0 is done at 90 and meets rank 2 at 150;
+    # rank 1 is done at 70 and meets rank 3 at 90, is done at 91, and gets its next F0 at 161. Equal work: F (6 x 10 +
+    # 2 x 20) / 8 = 12.5, B 25: 3 x 37.5 + 1 = 113.5; mean busy (3 x 61 + 121) / 4 = 76: bubble 37.5; imbalance 37.5, +
+    # 15 for those with 61 busy, - 45 for rank 2: -7.5, so 0 and a bubble of 30.
     found = check(
         pipeline(replicas=2, tail=0, duration=slower(2, rank=2)).trace(),
         step=151,
@@ -198,10 +198,10 @@ def test_one_slow_twin() -> None:
 
 
 def test_slow_links() -> None:
-    # Each transfer takes 5 from when both ends are posted. Rank 1: F0 15-25; posts its receive of F1 at 25: F1 30-40, B0
-    # 40-60, B1 60-80. Rank 0: B0 65-85, posts its receive at 85: B1 90-110, 111. Without transfers 91.
-    # Rank 0 waits 20-65 (sent at 60) and 85-90 (sent at 80); rank 1 is done at 81, waits until 111 + 15 (sent at + 10),
-    # and 25-30 (sent at 20).
+    # Each transfer takes 5 from when both ends are posted. Rank 1: F0 15-25; posts its receive of F1 at 25: F1 30-40,
+    # B0 40-60, B1 60-80. Rank 0: B0 65-85, posts its receive at 85: B1 90-110, 111. Without transfers 91. Rank 0 waits
+    # 20-65 (sent at 60) and 85-90 (sent at 80); rank 1 is done at 81, waits until 111 + 15 (sent at + 10), and 25-30
+    # (sent at 20).
     found = check(
         pipeline(transfer=lambda _src, _dst: 5 * MS).trace(),
         step=111,
@@ -239,8 +239,8 @@ def test_a_host_stall_before_the_optimizer_that_hides_in_the_bubble_costs_nothin
 
 
 def test_a_host_stall_before_the_optimizer_that_reaches_the_next_step() -> None:
-    # Rank 1 is late for the next step's F0, so that it never waits: 60 + 100 + 1 = 161 a step. Without the stall 91: host
-    # 70. Rank 0 computes for 61 and waits for gradients for the other 100.
+    # Rank 1 is late for the next step's F0, so that it never waits: 60 + 100 + 1 = 161 a step. Without the stall 91:
+    # host 70. Rank 0 computes for 61 and waits for gradients for the other 100.
     check(
         pipeline(before_optimizer=on_rank(1, 100)).trace(),
         step=161,
@@ -251,8 +251,8 @@ def test_a_host_stall_before_the_optimizer_that_reaches_the_next_step() -> None:
 
 
 def test_a_tail_collective_with_a_late_member() -> None:
-    # Rank 1 is done at 70, stalls until 100 and posts the all-reduce, which takes 3: both go on at 103, step 104.
-    # Rank 0 waits from 90: 13; rank 1 3. Without the stall they meet at 90: 94. Without its cost: 101, and 91 without both.
+    # Rank 1 is done at 70, stalls until 100 and posts the all-reduce, which takes 3: both go on at 103, step 104. Rank
+    # 0 waits from 90: 13; rank 1 3. Without the stall they meet at 90: 94. Without its cost: 101, and 91 without both.
     check(
         pipeline(before_optimizer=on_rank(1, 30), tail=3 * MS, tail_of_all=True).trace(),
         step=104,
@@ -264,13 +264,12 @@ def test_a_tail_collective_with_a_late_member() -> None:
 
 def test_rendezvous_sends_with_a_late_receiver() -> None:
     # 1F1B, M = 3, F of stage 1 takes 30, transfers 2; a send is waited for until it is taken, before the next receive.
-    # Rank 0: F0 0-10, send 10-12, F1 12-22, send and receive 22-64, B0 64-84, F2 84-94, send and receive 94-116,
-    # B1 116-136, receive 136-168, B2 168-188, optimizer 189. Rank 1: F0 12-42, B0 42-62, both 62-64, F1 64-94, B1
-    # 94-114, both 114-116, F2 116-146, B2 146-166, send 166-168, optimizer 169, receive until 189 + 12.
-    # Waits of rank 0: send 2; late 22-62, 94-114, 136-166 = 90; transfers 3 x 2. Of rank 1: send 2; late 169-199 = 30;
-    # transfers 3 x 2.
-    # Free transfers: B2 of rank 1 ends at 160, of rank 0 at 180: 181, so communication 8 (with equal work likewise: 169
-    # and 161). Equal F = 20: 4 x 40 + 1 = 161. Mean busy (91 + 151) / 2 = 121. Bubble 40, imbalance 20, + 30 and - 30.
+    # Rank 0: F0 0-10, send 10-12, F1 12-22, send and receive 22-64, B0 64-84, F2 84-94, send and receive 94-116, B1
+    # 116-136, receive 136-168, B2 168-188, optimizer 189. Rank 1: F0 12-42, B0 42-62, both 62-64, F1 64-94, B1 94-114,
+    # both 114-116, F2 116-146, B2 146-166, send 166-168, optimizer 169, receive until 189 + 12. Waits of rank 0: send
+    # 2; late 22-62, 94-114, 136-166 = 90; transfers 3 x 2. Of rank 1: send 2; late 169-199 = 30; transfers 3 x 2. Free
+    # transfers: B2 of rank 1 ends at 160, of rank 0 at 180: 181, so communication 8 (with equal work likewise: 169 and
+    # 161). Equal F = 20: 4 x 40 + 1 = 161. Mean busy (91 + 151) / 2 = 121. Bubble 40, imbalance 20, + 30 and - 30.
     check(
         pipeline(
             "1F1B",
@@ -289,11 +288,11 @@ def test_rendezvous_sends_with_a_late_receiver() -> None:
 
 
 def test_host_time_before_each_op() -> None:
-    # 2 before each op, before its receive is posted. Rank 0: F0 2-12, F1 14-24; rank 1: F0 12-22, F1 24-34, B0 36-56, B1
-    # 58-78; rank 0: B0 56-76, B1 78-98, optimizer 99. The next step's first op begins at 99 + 2: a step takes 99. Bubble
-    # 30, host 8. Counted from rank 0's F0 (at 0 now): rank 0 idles 10-12 (host), 22-24 (host), 24-54 (late), 74-76
-    # (host), 97-99 (host). Rank 1: F0 10-20, 20-22 host, F1 22-32, 32-34 host, B0 34-54, 54-56 host, B1 56-76, optimizer
-    # 77, 77-79 host, then late until 99 + 10.
+    # 2 before each op, before its receive is posted. Rank 0: F0 2-12, F1 14-24; rank 1: F0 12-22, F1 24-34, B0 36-56,
+    # B1 58-78; rank 0: B0 56-76, B1 78-98, optimizer 99. The next step's first op begins at 99 + 2: a step takes 99.
+    # Bubble 30, host 8. Counted from rank 0's F0 (at 0 now): rank 0 idles 10-12 (host), 22-24 (host), 24-54 (late),
+    # 74-76 (host), 97-99 (host). Rank 1: F0 10-20, 20-22 host, F1 22-32, 32-34 host, B0 34-54, 54-56 host, B1 56-76,
+    # optimizer 77, 77-79 host, then late until 99 + 10.
     check(
         pipeline(host_gap=2 * MS).trace(),
         step=99,
@@ -316,8 +315,8 @@ def test_messages_whose_sends_were_lost_are_unexplained() -> None:
 
 
 def test_two_threads_that_overlap_are_one_busy_rank() -> None:
-    # One rank: F 0-10 on one thread, B 5-25 of another microbatch beside it on a second; then idle to 40, where the next
-    # step begins. Busy is the union, 25; host time 15.
+    # One rank: F 0-10 on one thread, B 5-25 of another microbatch beside it on a second; then idle to 40, where the
+    # next step begins. Busy is the union, 25; host time 15.
     rows = []
     for step in range(4):
         at = step * 40 * MS
@@ -402,7 +401,7 @@ def test_gradient_accumulation_is_one_step_of_two_calls() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_job_without_an_optimizer_steps_where_the_schedule_is_called_or_the_pipeline_drains(named: bool) -> None:
+def test_a_job_without_an_optimizer_steps_where_the_schedule_is_called_or_the_pipeline_drains(*, named: bool) -> None:
     # Without the optimizer the step takes 90: rank 1 is done at 70 and waits until 90 + 10.
     trace = job(optimizer=False)
     check(
@@ -415,8 +414,8 @@ def test_a_job_without_an_optimizer_steps_where_the_schedule_is_called_or_the_pi
 
 
 def test_an_evaluation_between_steps_is_left_out() -> None:
-    # After step 2 an evaluation of four forwards. It falls in step 2, and rank 1 does its last forward when rank 0 begins
-    # step 3: neither is analysed. Step 0 warms up, step 5 has no end: 1 and 4 are left.
+    # After step 2 an evaluation of four forwards. It falls in step 2, and rank 1 does its last forward when rank 0
+    # begins step 3: neither is analysed. Step 0 warms up, step 5 has no end: 1 and 4 are left.
     found = check(
         job(evaluation_after=2, steps=6),
         step=91,
@@ -460,9 +459,10 @@ def test_a_receive_inside_a_forward_is_no_compute() -> None:
 
 
 def test_host_work_in_the_middle_of_a_pipeline_of_three() -> None:
-    # Hand-written, forwards only would not train: P = 3, M = 1. F 10 each, rank 1 stalls 5 before its backward although
-    # the gradient is there. F 0-30, B of rank 2 30-50, rank 1 stalls 50-55, B 55-75, rank 0 B 75-95, optimizer 96.
-    # Busy 31; bubble 2 x 30 = 60; host 5. Rank 1: late 20-50, host 50-55, optimizer 76, late until 96 + 10.
+    # Hand-written, forwards only would not train: P = 3, M = 1. F 10 each, rank 1 stalls 5 before its backward
+    # although the gradient is there. F 0-30, B of rank 2 30-50, rank 1 stalls 50-55, B 55-75, rank 0 B 75-95,
+    # optimizer 96. Busy 31; bubble 2 x 30 = 60; host 5. Rank 1: late 20-50, host 50-55, optimizer 76, late until 96 +
+    # 10.
     def program(rank: int) -> Iterator[Action]:
         for step in range(5):
             if rank > 0:
