@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ppdiag.hooks.recorder import Recorder, clock_identity
+from ppdiag.hooks.recorder import Recorder
 from ppdiag.model import RankStatus
-from ppdiag.rundir import STATE, STATE_OFFSET
+from ppdiag.rundir import STATE, STATE_OFFSET, clock_identity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,7 +151,7 @@ def test_a_fact_is_said_once_for_each_value() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/ns/time"), reason="needs time namespaces")  # noqa: PTH110
 def test_processes_of_one_boot_and_namespace_share_a_clock(checkout_environment: dict[str, str]) -> None:
-    code = "from ppdiag.hooks.recorder import clock_identity; print(clock_identity())"
+    code = "from ppdiag.rundir import clock_identity; print(clock_identity())"
     command = [sys.executable, "-c", code]
     other = subprocess.run(command, env=checkout_environment, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == clock_identity()
