@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ppdiag.diagnosis import Diagnosis
+    from ppdiag.diagnosis import Diagnosis, RankResult, StageResult
 
 RANKS = 4
 STEPS = 8
@@ -98,7 +98,8 @@ def test_few_microbatches_are_a_bubble(diagnosis_of: Callable[[str], Diagnosis])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_both_partitions_sum_on_every_rank(diagnosis_of: Callable[[str], Diagnosis], scenario: str) -> None:
     found = diagnosis_of(scenario)
-    for part in (found, *found.stages, *found.ranks):
+    parts: list[Diagnosis | StageResult | RankResult] = [found, *found.stages, *found.ranks]
+    for part in parts:
         assert part.why.total == pytest.approx(part.idle_fraction, abs=1e-9)
         assert part.where.total == pytest.approx(part.idle_fraction, abs=1e-9)
         values = np.array([getattr(part.why, name) for name in ("bubble", "imbalance", "communication", "host")])

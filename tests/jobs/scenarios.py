@@ -1,6 +1,7 @@
 """Many sleeping pipelines one after the other in one job, so that the imports are paid once.
 
-Each argument is the command line of ``sleeping_pipeline.py``; rank 0 writes the step at which each begins to ``--report``.
+The first argument is a file, into which rank 0 writes the first step of each pipeline and the step after its last; each
+further one is the command line of a ``sleeping_pipeline.py``.
 
     torchrun --standalone --nproc-per-node 4 tests/jobs/scenarios.py steps.txt "--schedule GPipe" "--stage-factor 2:2"
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from sleeping_pipeline import parse_arguments, train
+from sleeping_pipeline import parse_arguments, train  # type: ignore[import-not-found]  # a script's own folder
 
 
 def main() -> None:
