@@ -11,6 +11,7 @@ COMMANDS = Registry(
         "analyze": "ppdiag.commands.analyze:analyze",
         "env": "ppdiag.commands.env:env",
         "nccl": "ppdiag.commands.nccl:nccl",
+        "plan": "ppdiag.commands.plan:plan",
         "calc": "ppdiag.commands.calc:calc",
         "schedule": "ppdiag.commands.schedule:schedule",
     },

@@ -1,0 +1,90 @@
+"""What a rank's memory holds at its peak: weights and their state, activations, logits.
+
+Shape letters as in :mod:`ppdiag.analyzers.planning.layout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers.planning.formulas import SHARED_STATE_BYTES, STATE_BYTES
+from ppdiag.analyzers.planning.layout import Job, Layouts, holds_ends, kept_stages, rank_layers
+from ppdiag.analyzers.planning.models import VALUE_BYTES
+
+if TYPE_CHECKING:
+    from ppdiag.analyzers.planning.models import Model
+
+LOGIT_BYTES = 6
+"""Of one logit: bf16 as the head gives it, fp32 for the loss (its gradient takes the same place)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of each rank at its peak (R x C each).
+
+    Attributes:
+        state_RC: weights, gradients, optimizer.
+        activations_RC: kept for the backwards to come.
+        working_RC: of the one op that runs: a layer that is computed again, the logits on the last stage.
+    """
+
+    state_RC: np.ndarray
+    activations_RC: np.ndarray
+    working_RC: np.ndarray
+
+    @property
+    def total_RC(self) -> np.ndarray:
+        """All of it."""
+        return self.state_RC + self.activations_RC + self.working_RC
+
+
+def peak(job: Job, layouts: Layouts, position_RC: np.ndarray, *, fsdp: bool = False) -> Memory:
+    """The peak of each rank.
+
+    Args:
+        job: the job.
+        layouts: the candidates.
+        position_RC: positions along the pipeline.
+        fsdp: as torchtitan runs a pipeline, instead of Megatron: shards of fp32 weight, gradient and moments (16 bytes
+            a parameter over DP); bf16 weights stay gathered and fp32 gradients whole until the last microbatch (6
+            bytes); two layers' gradients in reduction; torch's buffers for all gradients to come, and all outputs of
+            the last stage.
+    """
+    model, tensor_C = job.model, layouts.tensor_C
+    layers_RC = rank_layers(job, layouts, position_RC)
+    first_RC, last_RC = holds_ends(layouts, position_RC)
+    parameters_RC = layers_RC * float(model.layer_parameters)
+    parameters_RC += first_RC * model.embedding_parameters + last_RC * model.head_parameters
+    # One stage that holds both ends shares a tied weight instead of copying it.
+    parameters_RC -= (first_RC & last_RC) * model.vocab * model.hidden * model.tied
+    shared_C = layouts.zero1_C * float(SHARED_STATE_BYTES)
+    bytes_C = 6 + 16 / layouts.data_C if fsdp else STATE_BYTES - shared_C + shared_C / layouts.data_C
+    whole = model.layer_activation_bytes(flash=job.flash)
+    per_layer_C = np.where(layouts.recompute_C, float(model.boundary_bytes), whole) * layouts.micro_C / tensor_C
+    # The layer whose backward runs: its tensors where they are computed again, as much for their gradients, and its
+    # input gathered from the tensor-parallel ranks (sequence parallelism).
+    layer_C = (1 + layouts.recompute_C) * whole * layouts.micro_C / tensor_C
+    layer_C += np.where(tensor_C > 1, float(model.boundary_bytes), 0.0) * layouts.micro_C
+    logits_C = model.seq * layouts.micro_C * model.vocab * float(LOGIT_BYTES) / tensor_C
+    kept_RC = kept_stages(job, layouts, position_RC) * layers_RC / layouts.chunks_C
+    working_RC = np.maximum(layer_C, last_RC * logits_C)
+    if fsdp:
+        rows_C = layouts.microbatches_C(job) * layouts.micro_C * float(model.seq * VALUE_BYTES) / tensor_C
+        working_RC = working_RC + 2 * 4.0 * model.layer_parameters / tensor_C
+        working_RC = working_RC + rows_C * (layouts.chunks_C * model.hidden + last_RC * model.vocab)
+    return Memory(parameters_RC / tensor_C * bytes_C, kept_RC * per_layer_C, working_RC)
+
+
+def sharded_bytes(model: Model, *, ranks: int, micro_batch: int, flash: bool = True) -> float:
+    """Peak of a rank under ZeRO-3 or FSDP alone, every layer computed again.
+
+    16 bytes of each parameter (fp32 weight, gradient and two moments) are divided over the ranks; two layers are whole
+    at a time in bf16, one of them with its gradient. Source: Rajbhandari et al. 2020 (ZeRO), section 5.3.
+    """
+    gathered = 3 * VALUE_BYTES * max(model.layer_parameters, model.vocab * model.hidden)
+    kept = model.layers * model.boundary_bytes + model.layer_activation_bytes(flash=flash)
+    logits = model.seq * model.vocab * LOGIT_BYTES
+    return 16.0 * model.parameters / ranks + gathered + micro_batch * (kept + logits)

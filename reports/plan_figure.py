@@ -1,0 +1,52 @@
+"""The trade-off of the plans: memory of the fullest rank against step time."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from ppdiag.reports.figures import LIGHT
+from ppdiag.reports.words import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GIB = 1 << 30
+NAMED = 5
+"""So many of the fastest plans get a label."""
+MARKS = "osD^v*Xph<>"
+
+
+def draw(plans: Sequence[Any], *, usable_bytes: float) -> str:
+    """The plans as SVG: one mark a plan, its shape the pipeline's length; the line is the memory that there is."""
+    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    lengths = sorted({plan.pipeline for plan in plans})
+    for length in lengths:
+        own = [plan for plan in plans if plan.pipeline == length]
+        mark = MARKS[lengths.index(length) % len(MARKS)]
+        axes.scatter([max(plan.memory_bytes) / GIB for plan in own], [plan.step_s for plan in own], marker=mark, s=44,
+                     color=LIGHT.forward, alpha=0.8, label=f"PP = {length}")  # fmt: skip
+    axes.axvline(
+        usable_bytes / GIB, color=LIGHT.ink, linewidth=1.1, linestyle=(0, (4, 3)), label="memory that there is"
+    )
+    for place, plan in enumerate(plans[:NAMED]):
+        words = f"{place + 1}: TP{plan.tensor} PP{plan.pipeline} V{plan.chunks} b{plan.micro_batch}"
+        axes.annotate(words, (max(plan.memory_bytes) / GIB, plan.step_s), (6, 4 if place % 2 else -11),
+                      textcoords="offset points", fontsize=7.5, color=LIGHT.ink)  # fmt: skip
+    axes.set_xlabel("memory of the fullest rank, GiB", color=LIGHT.ink)
+    axes.set_ylabel("step time", color=LIGHT.ink)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=LIGHT.faint, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.margins(0.12)
+    axes.legend(frameon=False, fontsize=8.5, labelcolor=LIGHT.ink)
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    return stream.getvalue()

@@ -1,0 +1,87 @@
+"""The plans of a search as text: first whether a pipeline is needed, then the table, then why a wish cannot be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ppdiag.reports.words import duration, percent, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GIB = 1 << 30
+COLUMNS = (
+    ("TP", lambda plan: str(plan.tensor)),
+    ("PP", lambda plan: str(plan.pipeline)),
+    ("DP", lambda plan: str(plan.data)),
+    ("V", lambda plan: str(plan.chunks)),
+    ("micro", lambda plan: str(plan.micro_batch)),
+    ("M", lambda plan: str(plan.microbatches)),
+    ("schedule", lambda plan: plan.schedule),
+    ("recompute", lambda plan: "all" if plan.recompute else "-"),
+    ("ZeRO", lambda plan: "1" if plan.zero1 else "0"),
+    ("memory", lambda plan: gib(max(plan.memory_bytes))),
+    ("step", lambda plan: duration(plan.step_s)),
+    ("MFU", lambda plan: percent(plan.mfu)),
+    ("bubble", lambda plan: percent(plan.bubble_fraction)),
+    ("uneven", lambda plan: percent(plan.imbalance_fraction)),
+    ("p2p", lambda plan: percent(plan.transfer_fraction)),
+    ("TP sums", lambda plan: percent(plan.tensor_fraction)),
+    ("DP", lambda plan: percent(plan.data_fraction)),
+)
+LEGEND = (
+    "memory: of the fullest rank. bubble: of the pipeline phase, over the total. uneven, p2p, TP sums and the last DP:\n"
+    "shares of the step that go to unequal stages, waits for messages, tensor-parallel sums, and gradient traffic that\n"
+    "nothing hides."
+)
+
+
+def gib(count: float) -> str:
+    """Bytes as memory is sold.
+
+    >>> gib(85899345920)
+    '80.0 GiB'
+    """
+    return f"{count / GIB:.1f} GiB"
+
+
+def table(plans: Sequence[Any]) -> str:
+    """The plans, one a line."""
+    rows = [[name for name, _ in COLUMNS], *([shown(plan) for _, shown in COLUMNS] for plan in plans)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def alternatives(found: Any) -> str:  # noqa: ANN401  (a result of the search; reports do not import it)
+    """Whether a pipeline is needed at all."""
+    lines = ["Is a pipeline needed?"]
+    for one in found.alternatives:
+        step = f", step {duration(one.step_s)}" if one.fits and one.step_s is not None else ""
+        lines.append(f"  {one.name}: {gib(one.memory_bytes)} a GPU{step}: {one.words}")
+    flat = [one.step_s for one in found.alternatives if one.fits and one.step_s is not None]
+    best = found.plans[0].step_s if found.plans else None
+    if not flat:
+        lines.append("  Yes: without one it does not fit." if best is not None else "  Nothing fits.")
+    elif best is None or min(flat) <= best * 1.0005:
+        lines.append("  No: the fastest layout has none.")
+    else:
+        gain = percent(1 - best / min(flat))
+        lines.append(f"  Not to fit; the best pipeline takes {gain} less time than the best layout without one.")
+    return "\n".join(lines)
+
+
+def details(plan: Any) -> str:  # noqa: ANN401
+    """One plan in full: layers and memory of its ranks, and what it sends."""
+    layers = ", ".join(str(count) for count in plan.layers)
+    kept = ", ".join(f"{count / GIB:.1f}" for count in plan.memory_bytes)
+    sent = f"TP {size(plan.tensor_bytes)}, PP {size(plan.pipeline_bytes)}, DP {size(plan.data_bytes)}"
+    inside = "a whole pipeline lies in one node" if plan.pipeline_in_node else "stages pass on over the network"
+    return "\n".join(
+        [
+            f"TP={plan.tensor} PP={plan.pipeline} DP={plan.data} V={plan.chunks} {plan.schedule}:",
+            f"  layers of the stages     {layers}",
+            f"  memory of the ranks, GiB {kept}",
+            f"  one message              {size(plan.message_bytes)}; {inside}",
+            f"  the first rank sends     {sent} a step",
+        ]
+    )
