@@ -379,6 +379,8 @@ class _Builder:
     def _collective_edges(self) -> list[_Edges]:
         """All posts of a collective meet in a join of its own, from which each member's wait hangs."""
         what = self.what_N[self.at_M]
+        collective = self.fields["kind"][self.at_M] == Kind.COLLECTIVE
+        self._charge_unmatched(np.flatnonzero((what == WAIT) & collective & (self.collective == MISSING)))
         posts = np.flatnonzero((what == POST) & (self.collective != MISSING))
         waits = np.flatnonzero((what == WAIT) & (self.collective != MISSING))
         if not len(waits):

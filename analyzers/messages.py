@@ -21,7 +21,8 @@ class Messages:
 
     Attributes:
         partner: for a SEND its RECV, and the other way round (one entry a span).
-        collective: number of the collective that a COLLECTIVE span is part of (one entry a span).
+        collective: number of the collective that a COLLECTIVE span is part of (one entry a span); ``MISSING`` too where
+            its group is not known.
     """
 
     partner: np.ndarray
@@ -80,6 +81,6 @@ def _first_of(numbers: np.ndarray, indices: np.ndarray, count: int) -> np.ndarra
 
 def _number_collectives(spans: np.ndarray) -> np.ndarray:
     number = np.full(len(spans), MISSING, np.int64)
-    found = np.flatnonzero(spans["kind"] == Kind.COLLECTIVE)
+    found = np.flatnonzero((spans["kind"] == Kind.COLLECTIVE) & (spans["group"] >= 0))
     number[found] = number_rows(spans["group"][found], spans["seq"][found])
     return number
