@@ -17,6 +17,8 @@ from ppdiag.analyzers.nccl.known_messages import (
 from ppdiag.analyzers.nccl.model import Message, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ppdiag.analyzers.nccl.lines import Entry
 
 MAX_MESSAGES = 5_000
@@ -97,14 +99,12 @@ class Complaints:
             found.append((entry, file, code))
 
     def messages(self) -> tuple[Message, ...]:
-        """All of them, the worst first, then in the order of their first appearance."""
+        """All of them, in the order of their first appearance."""
         self._judge_returns()
-        order = list(Severity)
-        messages = [
+        return tuple(
             replace(gathered.message, hosts=tuple(list(gathered.hosts)[:MAX_HOSTS_NAMED]))
             for gathered in self._gathered.values()
-        ]
-        return tuple(sorted(messages, key=lambda message: order.index(message.severity)))
+        )
 
     def _judge_returns(self) -> None:
         for process, found in self._returns.items():
@@ -148,3 +148,9 @@ _OTHER = Known("other", Severity.WARNING, re.compile(""), "", ("", ""), "")
 
 def _line(slug: str, severity: Severity, text: str, advice: str) -> Message:
     return Message(slug=slug, severity=severity, text=text, where="", advice=advice, count=0, hosts=())
+
+
+def by_severity(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The worst first; the order stays among equals."""
+    order = list(Severity)
+    return tuple(sorted(messages, key=lambda message: order.index(message.severity)))

@@ -7,8 +7,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.nccl.bounded import Bounded
-from ppdiag.analyzers.nccl.complaints import Complaints
+from ppdiag.analyzers.nccl.complaints import Complaints, by_severity
 from ppdiag.analyzers.nccl.fallback import find_fallback
+from ppdiag.analyzers.nccl.findings import find_more
 from ppdiag.analyzers.nccl.lines import Line, Splitter
 from ppdiag.analyzers.nccl.model import Counts, NcclReport
 from ppdiag.analyzers.nccl.ranks import Known, resolve
@@ -81,7 +82,9 @@ class Parser:
             gdr=tuple(found.gdr),
             communicators=communicators,
             connections=connections,
-            messages=self._complaints.messages(),
+            messages=by_severity(
+                (*self._complaints.messages(), *find_more(connections, hcas, tuple(found.interfaces)))
+            ),
             watchdog=self._watchdog.reports(),
             fallback=find_fallback(connections, hcas, tuple(found.reasons)),
             counts=self._counts(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 from ppdiag.analyzers.nccl.lines import read_lines
 from ppdiag.analyzers.nccl.parser import Parser
 from ppdiag.errors import BadRecord, NotARun, PathNotFound
+from ppdiag.rundir import MAX_HEADER_BYTES, SPAN_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +29,7 @@ def read_logs(
 
     Args:
         paths: files, or directories: of these the files ``nccl-*.log``, or where there are none all that may be logs.
-        ranks: rank in the job of each (host, process id), where a record of the job has it.
+        ranks: rank in the job of each (host, process id); by default what the run directories among ``paths`` say.
         world_size: of the job, likewise.
 
     Raises:
@@ -41,6 +43,8 @@ def read_logs(
             raise PathNotFound(f"{path}: no such file or directory")
         for file in log_files(path):
             _read(file, parser)
+    if ranks is None:
+        ranks, world_size = recorded_ranks(paths)
     report = parser.report(ranks, world_size)
     if not report.counts.nccl_lines and not report.watchdog:
         names = ", ".join(map(str, paths))
@@ -52,10 +56,40 @@ def log_files(path: Path) -> list[Path]:
     """The files that a path stands for, in the order of their names."""
     if not path.is_dir():
         return [path]
-    own = sorted(file for file in path.glob(OWN_LOGS) if file.is_file())
-    if own:
-        return own[:MAX_FILES]
-    return sorted(file for file in path.rglob("*") if _may_be_a_log(file))[:MAX_FILES]
+    return own_logs(path) or sorted(file for file in path.rglob("*") if _may_be_a_log(file))[:MAX_FILES]
+
+
+def own_logs(directory: Path) -> list[Path]:
+    """The logs that NCCL wrote into a run directory."""
+    return sorted(file for file in directory.glob(OWN_LOGS) if file.is_file())[:MAX_FILES]
+
+
+def recorded_ranks(paths: Sequence[Path]) -> tuple[dict[tuple[str, int], int] | None, int | None]:
+    """Rank of each (host, process id), and the number of ranks, as the run directories among the paths have them.
+
+    Returns:
+        ``(None, None)`` where no path is a run directory with a readable record.
+    """
+    ranks: dict[tuple[str, int], int] = {}
+    sizes = []
+    for file in (file for path in paths if path.is_dir() for file in path.glob("rank*.spans")):
+        header = _header(file)
+        host, pid, rank, size = (header.get(name) for name in ("host", "pid", "rank", "world_size"))
+        if isinstance(host, str) and isinstance(pid, int) and isinstance(rank, int):
+            ranks[host, pid] = rank
+            sizes += [size] if isinstance(size, int) else []
+    return (ranks, max(sizes, default=None)) if ranks else (None, None)
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The header of a rank's file; empty where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            magic, line = stream.readline(len(SPAN_MAGIC)), stream.readline(MAX_HEADER_BYTES)
+        header = json.loads(line) if magic == SPAN_MAGIC else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
 
 
 def _may_be_a_log(path: Path) -> bool:

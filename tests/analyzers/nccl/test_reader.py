@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ppdiag.analyzers.nccl.reader import log_files, read_logs
+from ppdiag.analyzers.nccl.transports import link_transport
 from ppdiag.errors import BadRecord, NotARun, PathNotFound
+from ppdiag.rundir import encode_header
 
 P2P = "gpu1:{pid}:40 [0] NCCL INFO Channel 00/0 : {rank}[0] -> 1[1] via P2P/CUMEM\n"
 
@@ -57,3 +59,16 @@ def test_a_file_that_cannot_be_read_is_said_so(tmp_path, monkeypatch):
     monkeypatch.setattr(type(path), "open", refuse)
     with pytest.raises(BadRecord, match="Permission denied"):
         read_logs([path])
+
+
+def test_in_a_run_directory_the_record_says_which_ranks_the_processes_are(tmp_path):
+    start = "gpu1:{pid}:40 [0] NCCL INFO comm 0xaa rank {rank} nranks 2 cudaDev 0 busId c1 commId 0xabc - Init START\n"
+    for rank in (0, 1):  # of the communicator; 6 and 7 of the job
+        facts = {"host": "gpu1.cluster.example", "pid": 31 + rank, "rank": 6 + rank, "world_size": 8}
+        (tmp_path / f"rank0000{6 + rank}-0.spans").write_bytes(encode_header(facts))
+        text = start.format(pid=31 + rank, rank=rank) + P2P.format(pid=31 + rank, rank=rank)
+        (tmp_path / f"nccl-gpu1-{31 + rank}.log").write_text(text)
+    (tmp_path / "rank00005-0.spans").write_bytes(b"PPDIAG-SPANS\n{torn")
+    report = read_logs([tmp_path])
+    assert link_transport(report, 6, 7) == "P2P/CUMEM"
+    assert link_transport(report, 0, 1) is None
