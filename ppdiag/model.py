@@ -20,9 +20,9 @@ class Kind(IntEnum):
     WEIGHT = 3
     """W: the weight gradient of one microbatch, split off its backward."""
     SEND = 4
-    """A point-to-point send: posted at ``post_ns``; ``start_ns``..``end_ns`` is the wait for it (equal if never waited)."""
+    """A send to a rank: posted at ``post_ns``; ``start_ns``..``end_ns`` is the wait for it (equal if never waited)."""
     RECV = 5
-    """A point-to-point receive: posted at ``post_ns``; ``start_ns``..``end_ns`` is the wait for it."""
+    """A receive from a rank: posted at ``post_ns``; ``start_ns``..``end_ns`` is the wait for it."""
     COLLECTIVE = 6
     """A collective of a process group: posted at ``post_ns``; ``start_ns``..``end_ns`` is the wait for it."""
     OPTIMIZER = 7
@@ -112,7 +112,7 @@ SPAN_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("kind", "B", "u1"),
     ("op", "B", "u1"),  # Collective, HostCause or Payload
 )
-"""Fields of a span on disk, in this order, little endian, unpadded. Each file's header repeats them: readers go by it."""
+"""Fields of a span on disk, in this order, little endian, unpadded. Each file's header repeats them for its readers."""
 
 SPAN_STRUCT = "<" + "".join(code for _, code, _ in SPAN_FIELDS)
 

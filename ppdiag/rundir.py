@@ -5,12 +5,12 @@ it.
 
 A rank writes three files, named by its rank and by how often it was (re)started in this directory:
 
-* ``rank00003-0.spans``: a magic line, one line of JSON (the header), then blocks. A block is ``BLOCK_MAGIC``, the number
-  of records and the CRC-32 of its payload, then the records of ``model.SPAN_FIELDS``. Only whole blocks are appended, so
-  that a reader may look at any time and a killed rank loses at most its last block.
+* ``rank00003-0.spans``: a magic line, one line of JSON (the header), then blocks. A block is ``BLOCK_MAGIC``, the
+  number of records and the CRC-32 of its payload, then the records of ``model.SPAN_FIELDS``. Only whole blocks are
+  appended, so that a reader may look at any time and a killed rank loses at most its last block.
 * ``rank00003-0.jsonl``: what is said in words, one JSON object a line, each with a ``type``: ``fact`` (``name``,
-  ``value``), ``group`` (``id``, ``name``, ``ranks``: global ranks), ``anchor`` (``local_ns``, ``unix_ns``), ``clock`` (a
-  ping-pong probe), ``fault`` (a probe of ours that failed: ``probe``, ``error``).
+  ``value``), ``group`` (``id``, ``name``, ``ranks``: global ranks), ``anchor`` (``local_ns``, ``unix_ns``),
+  ``clock`` (a ping-pong probe), ``fault`` (a probe of ours that failed: ``probe``, ``error``).
 * ``rank00003-0.state``: the state slot, ``STATE_SIZE`` bytes, rewritten in place.
 
 Beside them ``run.json`` (the launcher's facts) and ``processes.jsonl`` (every Python process that was armed).
@@ -19,11 +19,11 @@ Beside them ``run.json`` (the launcher's facts) and ``processes.jsonl`` (every P
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import struct
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppdiag.model import FORMAT_VERSION, SPAN_FIELDS, STATE_STRUCT
@@ -119,12 +119,11 @@ def _payload_at(data: bytes, offset: int, record_size: int) -> bytes | None:
 def clock_identity() -> str:
     """Equal in two processes if and only if they read the same monotonic clock: same boot, same time namespace."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         boot = socket.gethostname()
     try:
-        namespace = os.stat("/proc/self/ns/time").st_ino
+        namespace = Path("/proc/self/ns/time").stat().st_ino
     except OSError:  # a kernel without time namespaces has one clock
         namespace = 0
     return f"{boot}:{namespace}"

@@ -26,7 +26,7 @@ _PEER = re.compile(r"(?:to|from) rank (\d+) ")
 _NOT_FINISHED = ("killed", "raised", "interrupted", "running")
 LEAST_WAIT_S = 1.0
 LEAST_WAIT_STEPS = 3.0
-"""A rank is stuck that has waited for this long, and for this many median steps: any failure ends some rank in a wait."""
+"""A rank is stuck that has waited for this long and this many median steps: any failure ends some rank in a wait."""
 
 
 def find(evidence: Evidence) -> Symptom | None:
