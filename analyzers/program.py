@@ -14,6 +14,7 @@ import numpy as np
 from ppdiag.analyzers.messages import MISSING, Messages, match
 from ppdiag.analyzers.steps import NO_STEP, Steps, pipeline_work
 from ppdiag.model import WAIT_KINDS, Flag, Kind
+from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
     from ppdiag.trace import Trace
@@ -106,23 +107,25 @@ def _sources(spans: np.ndarray, steps: Steps) -> tuple[int, ...]:
     work = pipeline_work(spans) & now
     received = now & (spans["kind"] == Kind.RECV) & ((spans["flags"] & np.uint16(Flag.NEVER_WAITED)) == 0)
     found, first_work = [], {}
-    for rank in steps.ranks:
-        own = spans["rank"] == rank
-        first_work[int(rank)] = spans["start_ns"][work & own].min()
-        if not (spans["start_ns"][received & own] <= first_work[int(rank)]).any():
-            found.append(int(rank))
+    slices = rank_slices(spans["rank"])
+    for rank in steps.ranks.tolist():
+        own = slices[rank]
+        start = spans["start_ns"][own]
+        first_work[rank] = start[work[own]].min()
+        if not (start[received[own]] <= first_work[rank]).any():
+            found.append(rank)
     return tuple(found) or (min(first_work, key=lambda rank: first_work[rank]),)
 
 
 def _begin_with_compute(events: np.ndarray, sources: tuple[int, ...]) -> None:
     """Moves what lies before a source's first compute of a step to the step before."""
-    for rank in sources:
-        own = np.flatnonzero(events["rank"] == rank)
-        step = events["step"][own]
-        first = np.full(int(step.max(initial=0)) + 1, np.iinfo(np.int64).max)
-        compute = events["what"][own] == COMPUTE
-        np.minimum.at(first, step[compute], events["begin_ns"][own][compute])
-        events["step"][own[events["begin_ns"][own] < first[step]]] -= 1
+    ranks = np.array(sorted(sources))
+    own = np.flatnonzero(np.isin(events["rank"], ranks))
+    place = (np.searchsorted(ranks, events["rank"][own]), events["step"][own])
+    begin, compute = events["begin_ns"][own], events["what"][own] == COMPUTE
+    first = np.full((len(ranks), int(place[1].max(initial=0)) + 1), np.iinfo(np.int64).max)
+    np.minimum.at(first, (place[0][compute], place[1][compute]), begin[compute])
+    events["step"][own[begin < first[place]]] -= 1
 
 
 def _cut_at_messages(events: np.ndarray, spans: np.ndarray, steps: Steps) -> np.ndarray:
@@ -130,10 +133,10 @@ def _cut_at_messages(events: np.ndarray, spans: np.ndarray, steps: Steps) -> np.
     inner = _messages_in_steps(spans, steps)
     pieces = [events]
     keep = np.ones(len(events), bool)
-    for rank in np.unique(events["rank"]):
-        own = np.flatnonzero(events["rank"] == rank)
-        mine = inner[spans["rank"][inner] == rank]
-        for index in own[_encloses(events[own], spans, mine)]:
+    messages = rank_slices(spans["rank"][inner])
+    for rank, own in rank_slices(events["rank"]).items():
+        mine = inner[messages.get(rank, slice(0))]
+        for index in own.start + np.flatnonzero(_encloses(events[own], spans, mine)):
             keep[index] = False
             pieces.append(_cut(events[index], spans, mine))
     pieces[0] = events[keep]
@@ -153,8 +156,9 @@ def _encloses(compute: np.ndarray, spans: np.ndarray, inner: np.ndarray) -> np.n
 def _cut(event: np.ndarray, spans: np.ndarray, inner: np.ndarray) -> np.ndarray:
     """The parts of one compute event that lie outside the waits of its thread, cut also at its posts."""
     thread = spans["thread"][event["span"]]
-    mine = inner[spans["thread"][inner] == thread]
     begin, end = int(event["begin_ns"]), int(event["end_ns"])
+    near = (spans["post_ns"][inner] < end) & (spans["end_ns"][inner] > begin)
+    mine = inner[near & (spans["thread"][inner] == thread)]
     holes = [(int(t), int(t)) for t in spans["post_ns"][mine] if begin < t < end]
     holes += [
         (max(int(a), begin), min(int(b), end))

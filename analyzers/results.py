@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from ppdiag.analyzers.steps import pipeline_work
 from ppdiag.diagnosis import Job, LinkResult, Phases, RankResult, StageResult
 from ppdiag.diagnosis import Steps as StepTimes
 from ppdiag.model import PIPELINE_KINDS, Flag, Kind
+from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.attribution import Attribution
@@ -46,8 +48,9 @@ def _orders(trace: Trace, steps: Steps, shape: Shape) -> list[list[schedules.Op]
     spans = trace.spans
     now = (steps.number == steps.kept[0]) & pipeline_work(spans) & (spans["microbatch"] < shape.microbatches)
     orders = []
+    slices = rank_slices(spans["rank"])
     for rank in shape.pipelines[0]:
-        own = spans[now & (spans["rank"] == rank)]
+        own = spans[slices[rank]][now[slices[rank]]]
         rows = zip(own["kind"].tolist(), own["stage"].tolist(), own["microbatch"].tolist(), strict=True)
         orders.append([schedules.Op(Kind(kind), stage, microbatch) for kind, stage, microbatch in rows])
     return orders
@@ -83,11 +86,15 @@ def _last_end(events: np.ndarray, steps: Steps) -> np.ndarray:
 def stages(trace: Trace, steps: Steps, shape: Shape, attribution: Attribution) -> tuple[StageResult, ...]:
     """One row a stage."""
     found = []
-    for stage in sorted({stage for own in shape.stages.values() for stage in own}):
-        holders = [rank for rank, own in shape.stages.items() if stage in own]
+    analysed = _analysed_work(trace, steps)
+    holders_of: dict[int, list[int]] = defaultdict(list)
+    for rank, own in shape.stages.items():
+        for stage in own:
+            holders_of[stage].append(rank)
+    for stage, holders in sorted(holders_of.items()):
         index = np.searchsorted(steps.ranks, holders)
         busy = float(attribution.busy_R[index].mean())
-        times = _op_times(trace, steps, trace.spans["stage"] == stage)
+        times = _op_times(analysed[analysed["stage"] == stage])
         found.append(
             StageResult(
                 stage, tuple(holders), *times, busy, 1.0 - busy, attribution.where(index), attribution.why(index)
@@ -99,10 +106,12 @@ def stages(trace: Trace, steps: Steps, shape: Shape, attribution: Attribution) -
 def ranks(trace: Trace, steps: Steps, shape: Shape, attribution: Attribution) -> tuple[RankResult, ...]:
     """One row a rank."""
     found = []
+    analysed = _analysed_work(trace, steps)
+    slices = rank_slices(analysed["rank"])
     for r, rank in enumerate(steps.ranks.tolist()):
         facts = trace.ranks.get(rank)
         busy = float(attribution.busy_R[r])
-        times = _op_times(trace, steps, trace.spans["rank"] == rank)
+        times = _op_times(analysed[slices[rank]])
         host = facts.host if facts else ""
         found.append(
             RankResult(
@@ -112,9 +121,13 @@ def ranks(trace: Trace, steps: Steps, shape: Shape, attribution: Attribution) ->
     return tuple(found)
 
 
-def _op_times(trace: Trace, steps: Steps, mask: np.ndarray) -> tuple[float, float, float]:
-    """Median seconds of one F, B and W under the mask."""
-    spans = trace.spans[mask & pipeline_work(trace.spans) & np.isin(steps.number, steps.kept)]
+def _analysed_work(trace: Trace, steps: Steps) -> np.ndarray:
+    """The spans of F, B and W of the analysed steps."""
+    return trace.spans[pipeline_work(trace.spans) & np.isin(steps.number, steps.kept)]
+
+
+def _op_times(spans: np.ndarray) -> tuple[float, float, float]:
+    """Median seconds of one F, B and W among the spans."""
     time_s = (spans["end_ns"] - spans["start_ns"]) / 1e9
     medians = (time_s[spans["kind"] == kind] for kind in PIPELINE_KINDS)
     forward, backward, weight = (float(np.median(times)) if len(times) else 0.0 for times in medians)

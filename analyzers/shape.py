@@ -14,6 +14,7 @@ import numpy as np
 from ppdiag.analyzers.messages import number_rows
 from ppdiag.analyzers.steps import Steps, pipeline_work
 from ppdiag.model import NONE, PIPELINE_KINDS, Flag, Kind
+from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
     from ppdiag.trace import Trace
@@ -59,7 +60,8 @@ def label(trace: Trace, steps: Steps) -> tuple[Trace, Shape]:
         pipelines = [_by_first_forward(spans, work & (steps.number == steps.kept[-1]), ranks) for ranks in pipelines]
         _fill_stages(spans, work, pipelines)
     accumulation = _separate_schedule_calls(spans, steps)
-    stages = {int(rank): _stages_of(spans, work, rank) for rank in steps.ranks}
+    slices = rank_slices(spans["rank"])
+    stages = {int(rank): _stages_of(spans, work, slices[int(rank)]) for rank in steps.ranks}
     pipelines = [tuple(sorted(ranks, key=lambda rank: stages[rank])) for ranks in pipelines]
     _fill_message_stages(spans, stages)
     in_steps = work & np.isin(steps.number, steps.kept)
@@ -104,16 +106,18 @@ def _by_first_forward(spans: np.ndarray, work: np.ndarray, ranks: tuple[int, ...
     """Ranks by when microbatch 0 of a step first reaches them: the order along the pipeline."""
     first = work & (spans["kind"] == Kind.FORWARD) & (spans["microbatch"] == 0)
     never = np.iinfo(np.int64).max
-    reached = {rank: int(spans["start_ns"][first & (spans["rank"] == rank)].min(initial=never)) for rank in ranks}
+    slices = rank_slices(spans["rank"])
+    reached = {rank: int(spans["start_ns"][slices[rank]][first[slices[rank]]].min(initial=never)) for rank in ranks}
     return tuple(sorted(ranks, key=lambda rank: reached[rank]))
 
 
 def _fill_stages(spans: np.ndarray, work: np.ndarray, pipelines: list[tuple[int, ...]]) -> None:
     """Stage of chunk c on the p-th of P ranks is c * P + p (chunks are laid out as loops)."""
-    unnamed = work & (spans["stage"] == NONE)
+    unnamed = np.flatnonzero(work & (spans["stage"] == NONE))
+    slices = rank_slices(spans["rank"][unnamed])
     for ranks in pipelines:
         for position, rank in enumerate(ranks):
-            own = unnamed & (spans["rank"] == rank)
+            own = unnamed[slices.get(rank, slice(0))]
             chunk = np.maximum(spans["chunk"][own], 0)
             spans["chunk"][own] = chunk
             spans["stage"][own] = chunk * len(ranks) + position
@@ -127,8 +131,9 @@ def _separate_schedule_calls(spans: np.ndarray, steps: Steps) -> int:
     most = 1
     labelled = spans["microbatch"] != NONE
     per_call = int(spans["microbatch"][labelled].max(initial=0)) + 1
+    slices = rank_slices(spans["rank"])
     for rank in steps.ranks:
-        own = np.flatnonzero(spans["rank"] == rank)
+        own = np.arange(len(spans))[slices[int(rank)]]
         begins = np.sort(spans["start_ns"][own[calls[own]]])
         call = np.searchsorted(begins, spans["start_ns"][own], "right")
         step = np.maximum(steps.number[own], 0)
@@ -140,16 +145,17 @@ def _separate_schedule_calls(spans: np.ndarray, steps: Steps) -> int:
     return most
 
 
-def _stages_of(spans: np.ndarray, work: np.ndarray, rank: int) -> tuple[int, ...]:
-    return tuple(np.unique(spans["stage"][work & (spans["rank"] == rank)]).tolist())
+def _stages_of(spans: np.ndarray, work: np.ndarray, own: slice) -> tuple[int, ...]:
+    return tuple(np.unique(spans["stage"][own][work[own]]).tolist())
 
 
 def _fill_message_stages(spans: np.ndarray, stages: dict[int, tuple[int, ...]]) -> None:
     """A message of a rank with one stage belongs to that stage."""
-    unnamed = np.isin(spans["kind"], (Kind.SEND, Kind.RECV)) & (spans["stage"] == NONE)
+    unnamed = np.flatnonzero(np.isin(spans["kind"], (Kind.SEND, Kind.RECV)) & (spans["stage"] == NONE))
+    slices = rank_slices(spans["rank"][unnamed])
     for rank, own in stages.items():
         if len(own) == 1:
-            spans["stage"][unnamed & (spans["rank"] == rank)] = own[0]
+            spans["stage"][unnamed[slices.get(rank, slice(0))]] = own[0]
 
 
 def _forwards_of_one_stage(spans: np.ndarray, in_steps: np.ndarray, number: np.ndarray) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ppdiag.errors import NoPipelineFound
 from ppdiag.model import COMPUTE_KINDS, PIPELINE_KINDS, WAIT_KINDS, Flag, Kind
+from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
     from ppdiag.trace import Trace
@@ -151,18 +152,17 @@ def _without_holes(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _count_before(spans: np.ndarray, marks: np.ndarray) -> np.ndarray:
     """For each span, how many marked spans of its rank began at or before it was posted, less one."""
     number = np.empty(len(spans), np.int64)
-    for rank in np.unique(spans["rank"]):
-        own = np.flatnonzero(spans["rank"] == rank)
+    for own in rank_slices(spans["rank"]).values():
         number[own] = np.searchsorted(np.sort(spans["start_ns"][own][marks[own]]), spans["post_ns"][own], "right") - 1
     return number
 
 
 def _drained(spans: np.ndarray, work: np.ndarray) -> np.ndarray:
     """Marks the forwards that begin when no microbatch of the rank is in flight: each begins a step."""
-    forwards = work & (spans["kind"] == Kind.FORWARD)
+    ops = np.flatnonzero(work & np.isin(spans["kind"], (Kind.FORWARD, Kind.BACKWARD)))
     marks = np.zeros(len(spans), bool)
-    for rank in np.unique(spans["rank"][work]):
-        own = np.flatnonzero((spans["rank"] == rank) & (forwards | (work & (spans["kind"] == Kind.BACKWARD))))
+    for part in rank_slices(spans["rank"][ops]).values():
+        own = ops[part]
         change = np.where(spans["kind"][own] == Kind.FORWARD, 1, -1)
         before = np.cumsum(change) - change
         marks[own[(before == 0) & (change == 1)]] = True
@@ -172,9 +172,11 @@ def _drained(spans: np.ndarray, work: np.ndarray) -> np.ndarray:
 def _ops_of_messages(spans: np.ndarray, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Every send and receive, and its op: for a receive the one it lies in or before, for a send the one before it."""
     messages, found = [], []
-    for rank in np.unique(spans["rank"][ops]):
-        own = np.flatnonzero(ops & (spans["rank"] == rank))  # sorted by start
-        message = np.flatnonzero(np.isin(spans["kind"], (Kind.SEND, Kind.RECV)) & (spans["rank"] == rank))
+    op, sent = np.flatnonzero(ops), np.flatnonzero(np.isin(spans["kind"], (Kind.SEND, Kind.RECV)))
+    messages_of = rank_slices(spans["rank"][sent])
+    for rank, part in rank_slices(spans["rank"][op]).items():
+        own = op[part]  # sorted by start
+        message = sent[messages_of.get(rank, slice(0))]
         begins = spans["start_ns"][own]
         before = np.maximum(np.searchsorted(begins, spans["post_ns"][message], "right") - 1, 0)
         around = np.maximum(np.searchsorted(begins, spans["start_ns"][message], "right") - 1, 0)

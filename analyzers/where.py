@@ -14,6 +14,7 @@ from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import COMPUTE, POST, WAIT, Program
 from ppdiag.diagnosis import Place
 from ppdiag.model import Kind
+from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.steps import Steps
@@ -56,8 +57,10 @@ def measure(program: Program, steps: Steps) -> Measured:
     idle_RK = {place: np.zeros(shape) for place in Place}
     stays = {}
     bounds = np.stack([steps.start_ns, steps.end_ns])
+    order = np.lexsort((program.events["begin_ns"], program.events["rank"]))
+    slices = rank_slices(program.events["rank"][order])
     for r, rank in enumerate(steps.ranks):
-        found = stays[int(rank)] = _stays(program, int(rank))
+        found = stays[int(rank)] = _stays(program, order[slices[int(rank)]])
         busy_RK[r] = _covered(found.busy, bounds)
         for place in WAITING_PLACES:
             idle_RK[place][r] = _covered(found.waiting[place], bounds)
@@ -66,11 +69,9 @@ def measure(program: Program, steps: Steps) -> Measured:
     return Measured(busy_RK, idle_RK, stays)
 
 
-def _stays(program: Program, rank: int) -> Stays:
-    events = program.events
-    own = np.flatnonzero(events["rank"] == rank)
-    own = own[np.argsort(events["begin_ns"][own], kind="stable")]
-    mine = events[own]
+def _stays(program: Program, own: np.ndarray) -> Stays:
+    """Where the rank stood whose events these are (indices, in order of their begin)."""
+    mine = program.events[own]
     compute = mine[mine["what"] == COMPUTE]
     busy = _union(np.stack([compute["begin_ns"], compute["end_ns"]], axis=1))
     waits = own[mine["what"] == WAIT]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,15 +122,24 @@ class Trace:
 
     def by_rank(self) -> dict[int, np.ndarray]:
         """Each rank's spans, in order of start."""
-        ranks, first = np.unique(self.spans["rank"], return_index=True)
-        bounds = [*first.tolist(), len(self.spans)]
-        return {int(rank): self.spans[bounds[i] : bounds[i + 1]] for i, rank in enumerate(ranks)}
+        return {rank: self.spans[own] for rank, own in rank_slices(self.spans["rank"]).items()}
 
     def to_pandas(self) -> pd.DataFrame:
         """The spans as a DataFrame, for notebooks."""
         import pandas as pd  # noqa: PLC0415  (heavy, and only notebooks need it)
 
         return pd.DataFrame({name: self.spans[name] for name in SPAN_DTYPE.names or ()})
+
+
+def rank_slices(ranks: np.ndarray) -> dict[int, slice]:
+    """Where each rank's rows lie among rows that are sorted by rank.
+
+    >>> rank_slices(np.array([0, 0, 3]))
+    {0: slice(0, 2, None), 3: slice(2, 3, None)}
+    """
+    first = np.flatnonzero(np.diff(ranks, prepend=ranks[:1] - 1))
+    bounds = [*first.tolist(), len(ranks)]
+    return {int(ranks[first]): slice(first, end) for first, end in pairwise(bounds)}
 
 
 def sorted_spans(spans: np.ndarray) -> np.ndarray:
