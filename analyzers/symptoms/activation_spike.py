@@ -39,10 +39,11 @@ def find(evidence: Evidence) -> Symptom | None:
     numbers = [
         f"rank {rank} ran out of memory; it held up to {_in_flight(evidence, rank)} microbatches" for rank in failed
     ]
+    schedule = "1F1B instead of GPipe, " if job.schedule_name == "GPipe" else ""
     advice = [
         Advice(
             action="Hold fewer or smaller activations",
-            how=f"1F1B instead of {job.schedule_name}, a smaller microbatch, or activation checkpointing",
+            how=f"{schedule}a smaller microbatch, activation checkpointing, or fewer virtual stages",
             gain_fraction=None,
             source="GPipe holds M microbatches, 1F1B at most P",
             measure_after="peak memory of each stage",

@@ -45,6 +45,13 @@ def test_offset_and_drift_are_found_within_20_us_and_within_the_stated_bound(dri
         assert error <= line.error_ns
 
 
+def ping(burst: int, *, there: int, back: int = 0, ahead: float = 0.0) -> dict[str, int]:
+    """A ping-pong a second, of a reference that is ``ahead``."""
+    sent = burst * SECOND
+    arrived = int(sent + there + ahead)
+    return {"t0": sent, "t1": arrived, "t2": arrived, "t3": sent + there + back, "burst": burst}
+
+
 def test_a_single_probe_gives_an_offset_within_half_its_round_trip() -> None:
     # sent at 0, arrived 1000 + 40, answered at once, received at 100: the offset is between 940 and 1040
     line = fit_probes([{"t0": 0, "t1": 1_040, "t2": 1_040, "t3": 100}])
@@ -54,8 +61,8 @@ def test_a_single_probe_gives_an_offset_within_half_its_round_trip() -> None:
 
 
 def test_bursts_through_a_queue_are_left_out() -> None:
-    good = [{"t0": i * SECOND, "t1": i * SECOND + 50, "t2": i * SECOND + 50, "t3": i * SECOND + 100, "burst": i} for i in (0, 1, 2)]
-    late = {"t0": 3 * SECOND, "t1": 3 * SECOND + 9_000, "t2": 3 * SECOND + 9_000, "t3": 3 * SECOND + 9_100, "burst": 3}
+    good = [ping(burst, there=50, back=50) for burst in range(3)]
+    late = ping(3, there=9_000, back=100)
     line = fit_probes([*good, late])
     assert line is not None
     assert line.offset_ns == pytest.approx(0.0, abs=1e-6)
@@ -69,13 +76,9 @@ def test_bursts_through_a_queue_are_left_out() -> None:
         [{"t0": 100, "t1": 0, "t2": 0, "t3": 0}],  # received before it was sent
         [{"t0": 0, "t1": 50, "t2": 0, "t3": 100}],  # answered before it arrived
         [{"t0": 0, "t1": 0, "t2": 90, "t3": 10}],  # answering took longer than the round trip
-        [  # a drift that no clock has
-            {"t0": i * SECOND, "t1": int(i * SECOND * (1 + 2 * MOST_DRIFT)), "t2": int(i * SECOND * (1 + 2 * MOST_DRIFT)),
-             "t3": i * SECOND + 10, "burst": i}
-            for i in range(3)
-        ],
+        [ping(burst, there=10, ahead=2 * MOST_DRIFT * burst * SECOND) for burst in range(3)],  # no clock drifts so
     ],
-)  # fmt: skip
+)
 def test_probes_that_cannot_be_true_give_no_line(useless: list[dict[str, int]]) -> None:
     assert fit_probes(useless) is None
 

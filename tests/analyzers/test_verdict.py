@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
-from ppdiag.diagnosis import Diagnosis
 from ppdiag.model import Kind
 from tests.analyzers.factory import MS, Pipeline, ten_and_twenty
 from tests.analyzers.test_hand_calculations import job, on_rank, pipeline, slower
+
+if TYPE_CHECKING:
+    from ppdiag.diagnosis import Diagnosis
 
 
 def single(**settings) -> Pipeline:
