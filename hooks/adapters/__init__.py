@@ -11,6 +11,7 @@ import importlib
 from typing import Protocol
 
 ADAPTERS = {
+    "megatron.core.pipeline_parallel": "ppdiag.hooks.adapters.megatron:ADAPTER",
     "torch.distributed.pipelining": "ppdiag.hooks.adapters.torch_pipelining:ADAPTER",
 }
 """``package: "module:object"``; the standard library's notation of an entry point."""
