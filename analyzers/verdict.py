@@ -9,6 +9,7 @@ import numpy as np
 
 from ppdiag.analyzers import blame
 from ppdiag.diagnosis import Cause, ImbalanceSplit, Verdict, Why, percent
+from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +58,8 @@ def decide(context: Context) -> Verdict:
     if why[cause] < WORTH_SAYING and not doubt:
         return _nothing(context, why[cause], cause)
     place = _place(context, cause)
-    confidence = "undecided" if doubt else "inferred" if context.shape.inferred else "measured"
+    inferred = context.shape.inferred or _messages_are_inferred(context.trace)
+    confidence = "undecided" if doubt else "inferred" if inferred else "measured"
     text = f"{_headline(context, cause, place, why[cause])}{doubt}"
     return Verdict(
         cause=cause.value,
@@ -68,6 +70,12 @@ def decide(context: Context) -> Verdict:
         confidence=confidence,
         text=text,
     )
+
+
+def _messages_are_inferred(trace: Trace) -> bool:
+    """Whether the waits are a source's guess: some recordings hold no messages."""
+    received = trace.of_kind(Kind.RECV).spans
+    return bool((received["flags"] & np.uint16(Flag.INFERRED)).any())
 
 
 def _comes_first(context: Context, imbalance: float) -> bool:

@@ -87,7 +87,7 @@ def test_the_interleaved_job_is_explained_by_its_last_chunk():
     assert (found.job.pp, found.job.vpp, found.job.microbatches) == (4, 4, 8)
     assert (found.job.schedule_name, found.job.schedule_match) == ("Interleaved1F1B", 1.0)
     assert found.steps.count == 18  # of 20: the first of 3.3 s is warm-up, of the last the end is unknown
-    assert (found.verdict.cause, found.verdict.stage) == ("imbalance", 15)
+    assert (found.verdict.cause, found.verdict.stage, found.verdict.confidence) == ("imbalance", 15, "inferred")
     last = next(stage for stage in found.stages if stage.stage == 15)
     assert last.forward_s == pytest.approx(17.1e-3, abs=0.2e-3)
     assert last.backward_s == pytest.approx(19.2e-3, abs=0.2e-3)

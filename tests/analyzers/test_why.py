@@ -1,0 +1,68 @@
+"""The split of imbalance: a difference between twins is data where it changes, a slow rank where it lasts."""
+
+from __future__ import annotations
+
+import pytest
+
+from ppdiag.analyzers import schedules
+from ppdiag.analyzers.diagnose import diagnose
+from ppdiag.model import Kind
+from tests.analyzers.factory import MS, Pipeline
+
+
+def twins(duration):
+    """Two replicas of two ranks and four microbatches, joined by an all-reduce; the second is ranks 2 and 3."""
+    orders = schedules.order("1F1B", ranks=2, chunks=1, microbatches=4)
+    return diagnose(Pipeline(orders, [0, 1], duration=duration, replicas=2, tail=1 * MS, steps=9).trace())
+
+
+def usual(op):
+    return (10 if op.kind is Kind.FORWARD else 20) * MS
+
+
+def test_a_replica_that_is_slow_in_every_step_is_a_slow_rank():
+    found = twins(lambda op, rank, _step: usual(op) * (2 if rank >= 2 else 1))
+    assert found.imbalance.rank == pytest.approx(found.why.imbalance)
+    assert found.why.imbalance > 0.1
+
+
+def test_a_replica_that_is_slow_in_every_other_step_has_more_data_then():
+    # of seven analysed steps (the first is warm-up, the last has no end) one replica is slow in four, one in three
+    found = twins(lambda op, rank, step: usual(op) * (2 if (rank >= 2) == bool(step % 2) else 1))
+    assert found.steps.count % 2 == 1
+    assert found.imbalance.microbatch > 5 * found.imbalance.rank
+    assert found.why.imbalance > 0.1
+
+
+def test_long_microbatches_are_data():
+    found = twins(lambda op, _rank, _step: usual(op) * (3 if op.microbatch == 2 else 1))
+    assert found.imbalance.microbatch == pytest.approx(found.why.imbalance)
+
+
+def test_the_replay_error_is_small_where_every_step_has_other_data():
+    found = twins(lambda op, rank, step: usual(op) + (7 * step + 5 * op.microbatch + 3 * rank) % 11 * MS)
+    assert found.replay_error_fraction < 1e-6
+
+
+def test_a_heavy_stage_comes_before_a_larger_bubble():
+    orders = schedules.order("1F1B", ranks=4, chunks=1, microbatches=4)
+    found = diagnose(
+        Pipeline(
+            orders, list(range(4)), duration=lambda op, _rank, _step: usual(op) * (2 if op.stage == 3 else 1), steps=6
+        ).trace()
+    )
+    assert found.why.bubble > found.why.imbalance > 0.1
+    assert (found.verdict.cause, found.verdict.stage, found.verdict.confidence) == ("imbalance", 3, "measured")
+
+
+def test_a_stage_that_is_a_little_heavier_does_not():
+    orders = schedules.order("1F1B", ranks=4, chunks=1, microbatches=4)
+    found = diagnose(
+        Pipeline(
+            orders,
+            list(range(4)),
+            duration=lambda op, _rank, _step: usual(op) * 5 // (4 if op.stage == 3 else 5),
+            steps=6,
+        ).trace()
+    )
+    assert found.verdict.cause == "bubble"
