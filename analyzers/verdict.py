@@ -55,8 +55,8 @@ def decide(context: Context) -> Verdict:
     if _comes_first(context, why[Cause.IMBALANCE]):
         cause = Cause.IMBALANCE
     doubt = _doubt(context, cause, why, unexplained)
-    if why[cause] < WORTH_SAYING and not doubt:
-        return _nothing(context, why[cause], cause)
+    if why[cause] < WORTH_SAYING:
+        return _nothing(context, why[cause], cause, doubt)
     place = _place(context, cause)
     inferred = context.shape.inferred or _messages_are_inferred(context.trace)
     confidence = "undecided" if doubt else "inferred" if inferred else "measured"
@@ -105,13 +105,13 @@ def gains(context: Context) -> Mapping[Cause, float]:
     return {factor: float((shares.kept_K - time).sum()) / total for factor, time in shares.without_K.items()}
 
 
-def _nothing(context: Context, share: float, cause: Cause) -> Verdict:
+def _nothing(context: Context, share: float, cause: Cause, doubt: str) -> Verdict:
     idle = context.why.total
     text = (
         f"no cause of idle time reaches 5 % of the step (idle {percent(idle)} in all, "
-        f"most of it {cause.value} {percent(share)})"
+        f"the largest cause {cause.value} {percent(share)}){doubt}"
     )
-    return Verdict(None, None, None, None, share, "measured", text)
+    return Verdict(None, None, None, None, share, "undecided" if doubt else "measured", text)
 
 
 def _doubt(context: Context, cause: Cause, why: Mapping[Cause, float], unexplained: float) -> str:
