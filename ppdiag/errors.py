@@ -88,3 +88,10 @@ class BadShape(PpdiagError):
 
     slug = "bad-shape"
     exit_code = 2
+
+
+class BadConfig(PpdiagError):
+    """A framework's configuration that a command names cannot be read."""
+
+    slug = "bad-config"
+    exit_code = 2

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 NAMED = 5
-"""So many of the fastest plans get a label."""
+"""So many of the fastest plans are numbered."""
 MARKS = "osD^v*Xph<>"
 
 
 def draw(plans: Sequence[Any], *, usable_bytes: float) -> str:
     """The plans as SVG: one mark a plan, its shape the pipeline's length; the line is the memory that there is."""
-    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    figure = Figure(figsize=(8.2, 4.2), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     lengths = sorted({plan.pipeline for plan in plans})
@@ -35,10 +35,10 @@ def draw(plans: Sequence[Any], *, usable_bytes: float) -> str:
     axes.axvline(
         usable_bytes / GIB, color=LIGHT.ink, linewidth=1.1, linestyle=(0, (4, 3)), label="memory that there is"
     )
-    for place, plan in enumerate(plans[:NAMED]):
-        words = f"{place + 1}: TP{plan.tensor} PP{plan.pipeline} V{plan.chunks} b{plan.micro_batch}"
-        axes.annotate(words, (max(plan.memory_bytes) / GIB, plan.step_s), (6, 4 if place % 2 else -11),
-                      textcoords="offset points", fontsize=7.5, color=LIGHT.ink)  # fmt: skip
+    for place, plan in enumerate(plans[:NAMED], 1):
+        spot = (max(plan.memory_bytes) / GIB, plan.step_s)
+        axes.annotate(f"{place}", spot, (0, -13), textcoords="offset points", ha="center", fontsize=8, color=LIGHT.ink)
+    axes.text(1.02, 0.0, _key(plans), transform=axes.transAxes, va="bottom", fontsize=8, color=LIGHT.ink)
     axes.set_xlabel("memory of the fullest rank, GiB", color=LIGHT.ink)
     axes.set_ylabel("step time", color=LIGHT.ink)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
@@ -46,7 +46,15 @@ def draw(plans: Sequence[Any], *, usable_bytes: float) -> str:
     axes.grid(color=LIGHT.faint, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.margins(0.12)
-    axes.legend(frameon=False, fontsize=8.5, labelcolor=LIGHT.ink)
+    axes.legend(frameon=False, fontsize=8, labelcolor=LIGHT.ink, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     return stream.getvalue()
+
+
+def _key(plans: Sequence[Any]) -> str:
+    """What the numbers stand for."""
+    return "\n".join(
+        f"{place}: TP {plan.tensor}, PP {plan.pipeline}, V {plan.chunks}, micro {plan.micro_batch}"
+        for place, plan in enumerate(plans[:NAMED], 1)
+    )

@@ -30,9 +30,9 @@ COLUMNS = (
     ("DP", lambda plan: percent(plan.data_fraction)),
 )
 LEGEND = (
-    "memory: of the fullest rank. bubble: of the pipeline phase, over the total. uneven, p2p, TP sums and the last DP:\n"
-    "shares of the step that go to unequal stages, waits for messages, tensor-parallel sums, and gradient traffic that\n"
-    "nothing hides."
+    "memory: of the fullest rank. bubble: of the pipeline phase, over the total. uneven, p2p, TP sums and the last\n"
+    "DP: shares of the step that go to unequal stages, waits for messages, tensor-parallel sums, and gradient traffic\n"
+    "that nothing hides."
 )
 
 

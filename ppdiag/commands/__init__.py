@@ -12,6 +12,7 @@ COMMANDS = Registry(
         "env": "ppdiag.commands.env:env",
         "nccl": "ppdiag.commands.nccl:nccl",
         "plan": "ppdiag.commands.plan:plan",
+        "check": "ppdiag.commands.check:check",
         "calc": "ppdiag.commands.calc:calc",
         "schedule": "ppdiag.commands.schedule:schedule",
     },

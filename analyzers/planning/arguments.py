@@ -1,0 +1,337 @@
+"""Reads the layout of a job from its command: launchers, Megatron, DeepSpeed (JSON), torchtitan (TOML).
+
+Nothing is run. What cannot be read (a shell variable, ``--nnodes 1:4``) is unknown; rules that need it are left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from ppdiag.errors import BadConfig, PathNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MOST_BYTES = 4 << 20
+"""No configuration is as large as this."""
+MOST = 10**12
+"""No size or count is above this."""
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_MEGATRON = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "num-layers", "num-attention-heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a command says about its job; None where it says nothing, or nothing that can be read.
+
+    Attributes:
+        framework: megatron, deepspeed, torchtitan, or None.
+        world_size, per_node: processes in all and on each node.
+        tensor, pipeline, context: sizes of the parallel dimensions; 1 where not given.
+        data: data-parallel size, where it is given and not what is left over.
+        chunks: stages a rank.
+        micro_batch, global_batch: sequences.
+        accumulation: accumulation steps, DeepSpeed's.
+        layers, hidden, heads, kv_heads, ffn, vocab, seq: of the model.
+        schedule: name of :data:`ppdiag.analyzers.planning.orders.SCHEDULES`.
+        uneven: the command says by itself how the layers lie.
+        recompute: activations are computed again.
+        zero_stage: DeepSpeed's ZeRO stage, or 1 for Megatron's distributed optimizer.
+        slow_network: what in the command says that the network is slow.
+    """
+
+    framework: str | None = None
+    world_size: int | None = None
+    per_node: int | None = None
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    data: int | None = None
+    chunks: int = 1
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    accumulation: int | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    seq: int | None = None
+    schedule: str | None = None
+    uneven: bool = False
+    recompute: bool = False
+    zero_stage: int | None = None
+    slow_network: str | None = None
+
+    @property
+    def model_ranks(self) -> int:
+        """GPUs of one copy of the model."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def data_size(self) -> int | None:
+        """Data-parallel size: as given, or what the world size leaves; None where it does not divide."""
+        if self.data is not None:
+            return self.data
+        if self.world_size is None or self.world_size % self.model_ranks:
+            return None
+        return self.world_size // self.model_ranks
+
+    @property
+    def microbatches(self) -> float | None:
+        """M, not rounded."""
+        if self.accumulation is not None:
+            return self.accumulation
+        if self.global_batch is None or self.micro_batch is None or self.data_size is None:
+            return None
+        return self.global_batch / (self.micro_batch * self.data_size)
+
+
+def read(command: Sequence[str], *, folder: Path) -> Claim:
+    """The claim of a command; files that it names are looked for from ``folder``.
+
+    Raises:
+        PathNotFound: it names a configuration that is not there.
+        BadConfig: the configuration cannot be read.
+    """
+    options = _options(command)
+    claim = _launcher(command, options)
+    if any(name in options for name in _MEGATRON):
+        claim = _megatron(claim, options)
+    config = _first(options, "deepspeed-config", "deepspeed")
+    if config:
+        claim = _deepspeed(claim, options, _load(folder / config, "deepspeed"))
+    config = _first(options, "job.config-file", "config-file") or _assigned(command).get("CONFIG_FILE")
+    if config and config.endswith(".toml"):
+        claim = _torchtitan(claim, options, _load(folder / config, "torchtitan"))
+    return replace(claim, slow_network=_slow_network(command))
+
+
+# -- words of the command ---------------------------------------------------------------------------------------------
+
+
+def _options(command: Sequence[str]) -> dict[str, str]:
+    """All options with their value, in one spelling (``-`` for ``_``); the last of equals counts."""
+    options: dict[str, str] = {}
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if not word.startswith("-") or _is_number(word):
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        taken = value if equals else "" if following.startswith("-") and not _is_number(following) else following
+        options[name.replace("_", "-")] = taken
+    return options
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", word) is not None
+
+
+def _assigned(command: Sequence[str]) -> dict[str, str]:
+    """Variables that the command sets for itself: ``env A=1 torchrun …``."""
+    pairs = (word.partition("=") for word in command if re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word))
+    return {name: value for name, _, value in pairs}
+
+
+def _first(options: Mapping[str, str], *names: str) -> str | None:
+    return next((options[name] for name in names if options.get(name)), None)
+
+
+def _count(options: Mapping[str, Any], *names: str) -> int | None:
+    """A whole number above 0 under one of these names."""
+    for name in names:
+        text = str(options.get(name, "")).strip()
+        if re.fullmatch(r"[0-9]{1,12}", text) and 0 < int(text) <= MOST:
+            return int(text)
+    return None
+
+
+def _slow_network(command: Sequence[str]) -> str | None:
+    assigned = _assigned(command)
+    return next((f"{name}=1" for name in ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE") if assigned.get(name) == "1"), None)
+
+
+# -- launchers --------------------------------------------------------------------------------------------------------
+
+
+def _launcher(command: Sequence[str], options: Mapping[str, str]) -> Claim:
+    programs = {PurePath(word).name for word in command[:12]} | {word for word in command if word in TORCHRUN_MODULES}
+    if programs & {"torchrun", *TORCHRUN_MODULES}:
+        per_node = _count(options, "nproc-per-node") if "nproc-per-node" in options else 1
+        nodes = _count(options, "nnodes") if "nnodes" in options else 1
+    elif "deepspeed" in programs:
+        per_node, nodes = _count(options, "num-gpus"), _count(options, "num-nodes") or 1
+    elif "srun" in programs:
+        per_node, nodes = _count(options, "ntasks-per-node"), _count(options, "nodes", "N")
+        total = _count(options, "ntasks", "n")
+        return Claim(world_size=total or _product(per_node, nodes), per_node=per_node)
+    elif "accelerate" in programs:
+        total, nodes = _count(options, "num-processes"), _count(options, "num-machines") or 1
+        return Claim(world_size=total, per_node=total // nodes if total else None)
+    else:
+        return Claim()
+    return Claim(world_size=_product(per_node, nodes), per_node=per_node)
+
+
+def _product(first: int | None, second: int | None) -> int | None:
+    return first * second if first is not None and second is not None else None
+
+
+# -- frameworks -------------------------------------------------------------------------------------------------------
+
+
+def _megatron(claim: Claim, options: Mapping[str, str]) -> Claim:
+    """Megatron-LM's arguments."""
+    pipeline = _count(options, "pipeline-model-parallel-size") or 1
+    layers = _count(options, "num-layers")
+    chunks = _count(options, "num-virtual-stages-per-pipeline-rank") or 1
+    each = _count(options, "num-layers-per-virtual-pipeline-stage")
+    if each and layers:
+        chunks = max(1, layers // (pipeline * each))
+    own_split = (
+        "decoder-first-pipeline-num-layers",
+        "decoder-last-pipeline-num-layers",
+        "pipeline-model-parallel-layout",
+    )
+    heads = _count(options, "num-attention-heads")
+    return replace(
+        claim,
+        framework="megatron",
+        tensor=_count(options, "tensor-model-parallel-size") or 1,
+        pipeline=pipeline,
+        context=_count(options, "context-parallel-size") or 1,
+        chunks=chunks,
+        micro_batch=_count(options, "micro-batch-size"),
+        global_batch=_count(options, "global-batch-size"),
+        layers=layers,
+        hidden=_count(options, "hidden-size"),
+        heads=heads,
+        kv_heads=_count(options, "num-query-groups") or heads,
+        ffn=_count(options, "ffn-hidden-size"),
+        vocab=_count(options, "vocab-size"),
+        seq=_count(options, "seq-length"),
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        uneven=any(name in options for name in own_split) or bool(each and layers and layers % (pipeline * each)),
+        recompute="recompute-activations" in options or options.get("recompute-granularity") == "full",
+        zero_stage=1 if "use-distributed-optimizer" in options else 0,
+    )
+
+
+def _deepspeed(claim: Claim, options: Mapping[str, str], config: Mapping[str, Any]) -> Claim:
+    """DeepSpeed's configuration; the pipeline's length is an argument of the script, or the number of its stages."""
+    zero = config.get("zero_optimization")
+    pipeline = _count(options, "pipe-parallel-size", "pipeline-parallel-size", "num-stages")
+    own = claim.framework is None
+    return replace(
+        claim,
+        framework="deepspeed",
+        tensor=claim.tensor if not own else _count(options, "model-parallel-size", "tensor-parallel-size") or 1,
+        pipeline=claim.pipeline if pipeline is None else pipeline,
+        micro_batch=_count(config, "train_micro_batch_size_per_gpu") or claim.micro_batch,
+        global_batch=_count(config, "train_batch_size") or claim.global_batch,
+        accumulation=_count(config, "gradient_accumulation_steps"),
+        zero_stage=_stage(zero) if isinstance(zero, dict) else 0,
+        schedule=claim.schedule or "1f1b",
+    )
+
+
+def _stage(zero: Mapping[str, Any]) -> int:
+    stage = zero.get("stage", 0)
+    return stage if isinstance(stage, int) and 0 <= stage <= 3 else 0
+
+
+TORCHTITAN_SCHEDULES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved1f1b": "interleaved",
+    "loopedbfs": "looped-bfs",
+    "zbvzerobubble": "zb-v",
+    "dualpipev": "dualpipe-v",
+}
+
+
+def _torchtitan(claim: Claim, options: Mapping[str, str], config: Mapping[str, Any]) -> Claim:
+    """Configuration of torchtitan, with what the command changes of it."""
+    flat = {
+        f"{section}.{key}".replace("_", "-"): value
+        for section, values in config.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+    }
+    flat.update({name: value for name, value in options.items() if "." in name})
+
+    def count(*names: str) -> int | None:
+        return _count(
+            flat, *(f"{part}.{name}" for name in names for part in ("parallelism", "training", "experimental"))
+        )
+
+    pipeline = count("pipeline-parallel-degree") or 1
+    local = count("local-batch-size", "batch-size")
+    name = str(
+        flat.get("parallelism.pipeline-parallel-schedule", flat.get("experimental.pipeline-parallel-schedule", ""))
+    )
+    schedule = TORCHTITAN_SCHEDULES.get(name.lower(), "1f1b") if name else "1f1b"
+    chunks = 2 if schedule in ("interleaved", "looped-bfs", "zb-v", "dualpipe-v") else 1
+    tensor, context = count("tensor-parallel-degree") or 1, count("context-parallel-degree") or 1
+    replicas, shards = count("data-parallel-replicate-degree") or 1, count("data-parallel-shard-degree")
+    micro = count("pipeline-parallel-microbatch-size") or 1
+    data = None if shards is None else replicas * shards
+    data_size = data or replace(claim, tensor=tensor, pipeline=pipeline, context=context).data_size
+    total = count("global-batch-size") or _product(local, data_size)
+    return replace(
+        claim,
+        framework="torchtitan",
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        data=data,
+        chunks=chunks if pipeline > 1 else 1,
+        micro_batch=micro if pipeline > 1 else local,
+        global_batch=total,
+        accumulation=_pipeline_steps(local, micro) if pipeline > 1 else None,
+        seq=count("seq-len"),
+        schedule=schedule,
+        uneven=True,
+        recompute=str(flat.get("activation-checkpoint.mode", "")) == "full",
+    )
+
+
+def _pipeline_steps(local: int | None, micro: int) -> int | None:
+    """Microbatches of one pass through torch's schedule: the local batch is cut into them."""
+    return local // micro if local is not None and local % micro == 0 else None
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _load(path: Path, framework: str) -> dict[str, Any]:
+    """A JSON or TOML file as a dict."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise BadConfig(f"{path} is too large for a configuration of {framework}")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise PathNotFound(f"the command names {path}, which does not exist") from None
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"cannot read {path}: {error}") from error
+    try:
+        data = _toml(text, path) if path.suffix == ".toml" else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"{path} is no {path.suffix[1:].upper() or 'JSON'}: {error}") from error
+    if not isinstance(data, dict):
+        raise BadConfig(f"{path} holds no table of settings")
+    return data
+
+
+def _toml(text: str, path: Path) -> Any:  # noqa: ANN401  (whatever the file holds)
+    for name in ("tomllib", "tomli"):  # the first is part of Python from 3.11 on
+        try:
+            return importlib.import_module(name).loads(text)
+        except ImportError:
+            continue
+    raise BadConfig(f"reading {path} takes Python 3.11, or the package tomli")
