@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from ppdiag.hooks import guard
+from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, compute_tail
 from ppdiag.model import NONE, Kind
 
@@ -17,8 +18,8 @@ after_step: list[Any] = []
 """Told the time (ns) at which the outermost optimizer ended."""
 
 _handles: list[Any] = []
-_open: list[tuple[int, int]] = []
-"""(id of the optimizer, start) of the steps that are running: optimizers nest (a container steps its members)."""
+_open: list[tuple[int, int, Any]] = []
+"""(id of the optimizer, start, mark) of the steps that run: optimizers nest (a container steps its members)."""
 
 
 def install() -> None:
@@ -42,13 +43,14 @@ def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if not (RECORDER.active or RECORDER.start()):
         return
     try:
-        if any(owner == id(optimizer) for owner, _ in _open):
+        if any(owner == id(optimizer) for owner, _, _ in _open):
             _open.clear()  # its last step raised, and never called the post hook
         if not _open:
             RECORDER.flush_soon(unless_within_ns=PATIENCE_NS)  # the step's pipeline is done
         start_ns = perf_counter_ns()
-        _open.append((id(optimizer), start_ns))
-        RECORDER.inside_start_ns, RECORDER.inside = start_ns, _tail(start_ns)
+        tail, instruments = _tail(start_ns), RECORDER.instruments
+        _open.append((id(optimizer), start_ns, None if instruments is None else instruments.begin(tail)))
+        RECORDER.inside_start_ns, RECORDER.inside = start_ns, tail
     except Exception as error:
         guard.failed(PROBE, error)
 
@@ -59,13 +61,16 @@ def _end(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     try:
         end_ns = perf_counter_ns()
         # Those above it on the stack raised: they never called their post hook.
-        start_ns = next((start_ns for owner, start_ns in reversed(_open) if owner == id(optimizer)), None)
-        if start_ns is None:
+        if all(owner != id(optimizer) for owner, _, _ in _open):
             return
-        while _open.pop()[0] != id(optimizer):
-            pass
+        owner, start_ns, mark = _open.pop()
+        while owner != id(optimizer):
+            owner, start_ns, mark = _open.pop()
         RECORDER.inside = None
-        RECORDER.append((start_ns, end_ns, *_tail(start_ns)))
+        if RECORDER.instruments is not None:
+            RECORDER.instruments.end(mark, HostSpan(start_ns, end_ns, (_tail(start_ns),)))
+        else:
+            RECORDER.append((start_ns, end_ns, *_tail(start_ns)))
         if not _open:
             _ended(end_ns)
     except Exception as error:

@@ -28,6 +28,8 @@ from ppdiag.rundir import clock_identity
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ppdiag.hooks.instruments import Instruments
+
 RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
 DEFAULT_MAX_BYTES = 2 << 30
@@ -37,7 +39,8 @@ PATIENCE_NS = 20_000_000
 _ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 _ENVIRONMENT_NAMES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GLOO_SOCKET_IFNAME")
 _FLAGS_AT = 11
-"""Position of the flags in a tail."""
+KIND_AT = 12
+"""Positions of the flags and the kind in a tail."""
 
 Tail = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
@@ -78,6 +81,8 @@ class Recorder:
     def __init__(self) -> None:
         self.active = False
         """Whether events are recorded now: the one thing that a sleeping hook looks at."""
+        self.instruments: Instruments | None = None
+        """What is put around ops beside the clock reading; None in a job without a device."""
         self.stopped = False
         """Never to start (again) in this process."""
         self.spans: list[tuple[int, ...]] = []
@@ -170,6 +175,7 @@ class Recorder:
             return False
         self._writer.forked()
         self._writer = None  # its lock may be held for ever: the parent's thread does not exist here
+        self.instruments = None  # CUDA cannot be used in a forked child
         self.active = False
         self.stopped = True
         self.spans.clear()
@@ -241,10 +247,17 @@ def _header(rank: int, world_size: int) -> dict[str, Any]:
         "argv": sys.argv,
         "python": platform.python_version(),
         "torch": str(getattr(torch, "__version__", "")),
+        "cuda": _device_version(torch),
         "clock": clock_identity(),
         "started_unix_ns": time.time_ns(),
         "env": {name: value for name, value in os.environ.items() if _is_recorded(name)},
     }
+
+
+def _device_version(torch: Any) -> str:
+    """The version of CUDA or ROCm that torch was built for; empty for a CPU build. Initialises nothing."""
+    version = getattr(torch, "version", None)
+    return str(getattr(version, "cuda", None) or getattr(version, "hip", None) or "")
 
 
 def _is_recorded(name: str) -> bool:

@@ -16,7 +16,7 @@ from itertools import starmap
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.model import NONE, SPAN_FIELDS, SPAN_STRUCT, RankStatus
+from ppdiag.model import DEVICE_SPAN_FIELDS, DEVICE_SPAN_STRUCT, NONE, SPAN_FIELDS, SPAN_STRUCT, RankStatus
 from ppdiag.rundir import STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, encode_block, encode_header, rank_file_name
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ BLOCK_RECORDS = 256
 MAX_STARTS = 10_000
 
 _PACK = struct.Struct(SPAN_STRUCT).pack
+_PACK_DEVICE = struct.Struct(DEVICE_SPAN_STRUCT).pack
 _LIMITS = {"B": (0, 2**8 - 1), "H": (0, 2**16 - 1), "h": (-(2**15), 2**15 - 1), "i": (-(2**31), 2**31 - 1)}
-_BOUNDS = tuple(_LIMITS.get(code, (-(2**63), 2**63 - 1)) for _, code, _ in SPAN_FIELDS)
+_BOUNDS = tuple(_LIMITS.get(code, (-(2**63), 2**63 - 1)) for _, code, _ in DEVICE_SPAN_FIELDS)
 
 
 class Writer:
@@ -118,7 +119,9 @@ class Writer:
         append = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         self._lines_fd = os.open(os.path.join(folder, rank_file_name(header["rank"], start, "jsonl")), append, 0o644)
         self._state = _map_state(os.path.join(folder, rank_file_name(header["rank"], start, "state")))
-        data = encode_header({**header, "start": start})
+        # What is known so early is how torch was built, not whether the job will use a device.
+        self._pack, fields = (_pack_device, DEVICE_SPAN_FIELDS) if header.get("cuda") else (_pack, SPAN_FIELDS)
+        data = encode_header({**header, "start": start}, fields)
         self._write_all(self._spans_fd, data)
         self._size_bytes = len(data)
 
@@ -132,7 +135,7 @@ class Writer:
         while count := min(len(spans), BLOCK_RECORDS):
             batch = spans[:count]
             del spans[:count]
-            block = encode_block(_pack(batch), count)
+            block = encode_block(self._pack(batch), count)
             if self._size_bytes + len(block) > self._max_bytes:
                 self._max_bytes, limit = 0, self._max_bytes
                 if limit:  # the first time
@@ -199,7 +202,7 @@ def clamp(span: tuple[int, ...]) -> tuple[int, ...]:
     """A span whose values fit their fields: one that is out of range becomes ``NONE``, or the limit where unsigned."""
     return tuple(
         value if low <= value <= high else (NONE if low < 0 else high)
-        for value, (low, high) in zip(span, _BOUNDS, strict=True)
+        for value, (low, high) in zip(span, _BOUNDS, strict=False)  # the host's spans have one field less
     )
 
 
@@ -208,6 +211,15 @@ def _pack(spans: list[tuple[int, ...]]) -> bytes:
         return b"".join(starmap(_PACK, spans))
     except struct.error:
         return b"".join(starmap(_PACK, map(clamp, spans)))
+
+
+def _pack_device(spans: list[tuple[int, ...]]) -> bytes:
+    """As :func:`_pack`, with room for the launch; spans that the host timed have none."""
+    full = [span if len(span) == len(DEVICE_SPAN_FIELDS) else (*span, 0) for span in spans]
+    try:
+        return b"".join(starmap(_PACK_DEVICE, full))
+    except struct.error:
+        return b"".join(starmap(_PACK_DEVICE, map(clamp, full)))
 
 
 def _open_next(folder: str, rank: int) -> tuple[int, int]:

@@ -55,6 +55,8 @@ class Flag(IntFlag):
     """The call raised in the user's code."""
     EVALUATION = 32
     """Under ``schedule.eval`` or without gradients: there is no backward."""
+    DEVICE = 64
+    """``start_ns`` and ``end_ns`` are the device's, on the rank's clock; the host launched it at another time."""
 
 
 class Collective(IntEnum):
@@ -114,7 +116,13 @@ SPAN_FIELDS: tuple[tuple[str, str, str], ...] = (
 )
 """Fields of a span on disk, in this order, little endian, unpadded. Each file's header repeats them for its readers."""
 
+LAUNCH_UNIT_NS = 100
+"""Unit of ``launch_lead``: 32 bits reach 214 s."""
+DEVICE_SPAN_FIELDS = (*SPAN_FIELDS, ("launch_lead", "i", "<i4"))
+"""Fields where torch can drive a GPU. ``launch_lead``: how long before ``start_ns`` the host launched a DEVICE span."""
+
 SPAN_STRUCT = "<" + "".join(code for _, code, _ in SPAN_FIELDS)
+DEVICE_SPAN_STRUCT = "<" + "".join(code for _, code, _ in DEVICE_SPAN_FIELDS)
 
 STATE_STRUCT = "<qqqqiiihhhHBB"
 """The state slot of a rank: heartbeat_ns, start_ns of the op it is inside of, post_ns, size_bytes, step, seq, peer,

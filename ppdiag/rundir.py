@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ppdiag.model import FORMAT_VERSION, SPAN_FIELDS, STATE_STRUCT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SPAN_MAGIC = b"PPDIAG-SPANS\n"
 STATE_MAGIC = b"PPDIAG-STATE\n"
@@ -75,9 +75,9 @@ def parse_rank_file_name(name: str) -> RankFile | None:
     return RankFile(int(match[1]), int(match[2]), match[3]) if match else None
 
 
-def encode_header(facts: dict[str, Any]) -> bytes:
+def encode_header(facts: dict[str, Any], fields: Sequence[tuple[str, str, str]] = SPAN_FIELDS) -> bytes:
     """The beginning of a span file. ``facts`` (rank, world_size, host, pid, clock, ...) must be JSON-serialisable."""
-    header = {"version": FORMAT_VERSION, "fields": [[name, dtype] for name, _, dtype in SPAN_FIELDS], **facts}
+    header = {"version": FORMAT_VERSION, "fields": [[name, dtype] for name, _, dtype in fields], **facts}
     return SPAN_MAGIC + json.dumps(header, separators=(",", ":")).encode() + b"\n"
 
 

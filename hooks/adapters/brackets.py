@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard
+from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, compute_tail, with_flag
 from ppdiag.model import NONE, Flag, Kind
@@ -76,6 +77,8 @@ def begin(kind: Kind, label: tuple[int, int, int], flags: int = 0) -> Tail:
 def run(tails: Sequence[Tail], original: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Call a function that is one op, or several that the framework runs in one; the universal layer infers nothing."""
     recorder, state = RECORDER, RECORDER.threads.state
+    instruments = recorder.instruments
+    mark = None if instruments is None else instruments.begin(tails[0])
     state.named += 1
     recorder.inside_start_ns, recorder.inside = tails[0][0], tails[0]
     flag = Flag.FAILED
@@ -86,8 +89,12 @@ def run(tails: Sequence[Tail], original: Any, args: Sequence[Any], kwargs: Any) 
         end_ns = perf_counter_ns()
         state.named -= 1
         recorder.inside = None
-        for tail in tails:
-            recorder.append((tail[0], end_ns, *(with_flag(tail, flag) if flag else tail)))
+        ended = tuple(with_flag(tail, flag) if flag else tail for tail in tails)
+        if instruments is not None:
+            instruments.end(mark, HostSpan(ended[0][0], end_ns, ended))
+        else:
+            for tail in ended:
+                recorder.append((tail[0], end_ns, *tail))
     return result
 
 

@@ -1,0 +1,84 @@
+"""Host time whose cause is known: pauses of Python's garbage collector, and waits for the next batch of data."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from time import perf_counter_ns
+from typing import Any
+
+from ppdiag.hooks import guard
+from ppdiag.hooks.patching import Patches
+from ppdiag.hooks.recorder import RECORDER, compute_tail
+from ppdiag.model import NONE, Flag, HostCause, Kind
+
+PROBE = "host_causes"
+DATA_LOADER = "torch.utils.data.dataloader"
+SHORTEST_GC_NS = 100_000
+"""Young generations are collected hundreds of times a second in tens of us: shorter pauses are no cause of anything."""
+
+_patches = Patches()
+_gc_start: dict[str, int] = {}
+
+
+def install() -> None:
+    """Listen to the collector; patch the DataLoader's iterator where it has been imported."""
+    guard.register(PROBE, uninstall)
+    if _collected not in gc.callbacks:
+        gc.callbacks.append(_collected)
+    module = sys.modules.get(DATA_LOADER)
+    if module is not None and not _patches:
+        owner = module._BaseDataLoaderIter
+        _patches.replace(owner, "__next__", _next(vars(owner)["__next__"]))
+
+
+def uninstall() -> None:
+    """Take both off."""
+    while _collected in gc.callbacks:
+        gc.callbacks.remove(_collected)
+    _patches.restore()
+    _gc_start.clear()
+
+
+def _collected(phase: str, _info: dict[str, int]) -> None:
+    """``gc.callbacks``: the collector has begun or ended. Collections do not nest."""
+    if not RECORDER.active:
+        return
+    try:
+        now_ns = perf_counter_ns()
+        if phase == "start":
+            _gc_start["ns"] = now_ns
+            return
+        start_ns = _gc_start.pop("ns", now_ns)
+        if now_ns - start_ns >= SHORTEST_GC_NS:
+            _say(HostCause.GC, start_ns, now_ns)
+    except Exception as error:
+        guard.failed(PROBE, error)
+
+
+def _next(original: Any) -> Any:
+    """Wrapper of ``_BaseDataLoaderIter.__next__``."""
+
+    def __next__(self: Any) -> Any:  # noqa: N807  (the name that users see in tracebacks)
+        if not RECORDER.active:
+            return original(self)
+        start_ns, flag = perf_counter_ns(), 0
+        try:
+            return original(self)
+        except StopIteration:
+            raise
+        except BaseException:
+            flag = int(Flag.FAILED)
+            raise
+        finally:
+            try:
+                _say(HostCause.DATA, start_ns, perf_counter_ns(), flag)
+            except Exception as error:
+                guard.failed(PROBE, error)
+
+    return __next__
+
+
+def _say(cause: HostCause, start_ns: int, end_ns: int, flag: int = 0) -> None:
+    tail = compute_tail(Kind.HOST, start_ns, (NONE, NONE, NONE), flag)
+    RECORDER.append((start_ns, end_ns, *tail[:-1], int(cause)))
