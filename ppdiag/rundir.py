@@ -41,6 +41,8 @@ STATE = struct.Struct(STATE_STRUCT)
 STATE_OFFSET = 64
 MAX_HEADER_BYTES = 1 << 20
 MAX_BLOCK_RECORDS = 1 << 20
+MOST_FAILED_CHECKSUMS = 16
+"""How often its length of a file may be read in vain: one damaged block costs at most once."""
 
 RUN_FILE = "run.json"
 PROCESSES_FILE = "processes.jsonl"
@@ -91,29 +93,38 @@ def decode_blocks(data: bytes, offset: int, record_size: int) -> Iterator[tuple[
 
     Yields:
         ``(payload, 0)`` for a good block and ``(b"", lost_bytes)`` for a stretch that is torn or damaged; reading goes
-        on at the next block after it.
+        on at the next block after it. A file of nothing but false blocks is given up after a few times its length of
+        failed checksums.
     """
-    while offset < len(data):
-        payload = _payload_at(data, offset, record_size)
+    patience = MOST_FAILED_CHECKSUMS * len(data)
+    while offset < len(data) and patience >= 0:
+        length = _length_at(data, offset, record_size)
+        payload = None if length is None else _payload_at(data, offset, length)
         if payload is not None:
             yield payload, 0
             offset += BLOCK_HEADER.size + len(payload)
             continue
+        patience -= length or 0
         following = data.find(BLOCK_MAGIC, offset + 1)
-        following = len(data) if following < 0 else following
+        following = len(data) if following < 0 or patience < 0 else following
         yield b"", following - offset
         offset = following
 
 
-def _payload_at(data: bytes, offset: int, record_size: int) -> bytes | None:
+def _length_at(data: bytes, offset: int, record_size: int) -> int | None:
+    """Length of the payload that a block at ``offset`` promises; None where no whole block can be."""
     if len(data) - offset < BLOCK_HEADER.size:
         return None
-    magic, count, crc = BLOCK_HEADER.unpack_from(data, offset)
+    magic, count, _ = BLOCK_HEADER.unpack_from(data, offset)
+    length = int(count) * record_size
+    whole = magic == BLOCK_MAGIC and count <= MAX_BLOCK_RECORDS and offset + BLOCK_HEADER.size + length <= len(data)
+    return length if whole else None
+
+
+def _payload_at(data: bytes, offset: int, length: int) -> bytes | None:
     start = offset + BLOCK_HEADER.size
-    if magic != BLOCK_MAGIC or count > MAX_BLOCK_RECORDS or start + count * record_size > len(data):
-        return None
-    payload = data[start : start + count * record_size]
-    return payload if zlib.crc32(payload) == crc else None
+    payload = data[start : start + length]
+    return payload if zlib.crc32(payload) == BLOCK_HEADER.unpack_from(data, offset)[2] else None
 
 
 def clock_identity() -> str:
