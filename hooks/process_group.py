@@ -151,7 +151,7 @@ def _describe(kind: int, group: Group, tensor: Any, rank: int, tag: int, state: 
         if before_post and not state.named:
             for function in before_post:
                 function(kind, tensor)
-        label = _NO_LABEL
+        label = state.message or _NO_LABEL
     if recorder.step_ended:
         recorder.begin_step()
     peer = seq = NONE

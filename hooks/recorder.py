@@ -53,16 +53,18 @@ class ThreadState:
         named: depth of the brackets in which a framework adapter names the computation.
         depth: depth of calls of modules.
         flags: flags that all spans of this thread get at the moment (INIT).
+        message: (microbatch, stage, chunk, payload, flags) of the messages posted now; None where no adapter knows.
         batch: messages and collectives posted since ``_start_coalescing``; None outside such a batch.
     """
 
-    __slots__ = ("batch", "depth", "flags", "named", "number")
+    __slots__ = ("batch", "depth", "flags", "message", "named", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.named = 0
         self.depth = 0
         self.flags = 0
+        self.message: tuple[int, int, int, int, int] | None = None
         self.batch: list[Tail] | None = None
 
 

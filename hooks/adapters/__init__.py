@@ -11,6 +11,7 @@ import importlib
 from typing import Protocol
 
 ADAPTERS = {
+    "deepspeed.runtime.pipe": "ppdiag.hooks.adapters.deepspeed:ADAPTER",
     "megatron.core.pipeline_parallel": "ppdiag.hooks.adapters.megatron:ADAPTER",
     "torch.distributed.pipelining": "ppdiag.hooks.adapters.torch_pipelining:ADAPTER",
 }

@@ -1,0 +1,219 @@
+"""DeepSpeed's ``PipelineEngine`` (0.14 to 0.19, DualPipeV too): names what its instructions do.
+
+The engine calls its instructions through the class attribute ``_INSTRUCTION_MAP``, which holds the functions that were
+in the class when it was made: wrapping ``_exec_forward_pass`` has no effect. So each batch runs with a map of its own,
+an attribute of the instance for as long as the call lasts. That covers subclasses with maps and instructions of theirs.
+
+An instruction names a buffer, which is used again for later microbatches: these are counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ppdiag.hooks import guard, process_group
+from ppdiag.hooks.adapters import brackets
+from ppdiag.hooks.recorder import RECORDER
+from ppdiag.model import Flag, Kind, Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROBE = "deepspeed"
+ENGINE_MODULE = "deepspeed.runtime.pipe.engine"
+COMPUTE = {"ForwardPass": Kind.FORWARD, "BackwardPass": Kind.BACKWARD}
+"""Name of an instruction -> what it does."""
+MESSAGES = {
+    "RecvActivation": Payload.ACTIVATION,
+    "SendActivation": Payload.ACTIVATION,
+    "RecvGrad": Payload.GRADIENT,
+    "SendGrad": Payload.GRADIENT,
+}
+"""Name of an instruction -> what it sends or receives."""
+COUNTED = ("RecvActivation", "ForwardPass")
+"""These meet a microbatch first; the others find it in its buffer."""
+DUAL_PIPE_V = "DualPipeVEngine"
+
+Label = tuple[int, int, int]
+"""(microbatch, stage, chunk)."""
+
+
+@dataclass
+class _Batch:
+    """One call of the engine: which microbatches it has come to."""
+
+    rank: int
+    """Of this process along the pipeline."""
+    ranks: int
+    flags: int
+    seen: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """(instruction, phase) -> how often it has run."""
+    buffers: dict[int, int] = field(default_factory=dict)
+    """Buffer -> microbatch of the last forward in it."""
+
+    def label(self, instruction: str, buffer: int, phase: int) -> Label:
+        """Label of an instruction that runs now; phase 1 is the way back of a V."""
+        if instruction in COUNTED:
+            microbatch = self.seen[instruction, phase]
+            self.seen[instruction, phase] += 1
+            if instruction == "ForwardPass":
+                self.buffers[buffer] = microbatch
+        else:
+            microbatch = self.buffers[buffer]
+        stage = self.rank if phase == 0 else 2 * self.ranks - 1 - self.rank
+        return microbatch, stage, phase
+
+
+_wrappers = brackets.Wrappers(PROBE)
+_batches: list[_Batch] = []
+"""The batch that runs now; empty between two."""
+
+
+class DeepSpeed:
+    """The adapter."""
+
+    def install(self, name: str) -> None:
+        """Wrap the methods of the engine."""
+        if name != ENGINE_MODULE:
+            return
+        guard.register(PROBE, self.uninstall)
+        engine = sys.modules[name].PipelineEngine
+        if not isinstance(vars(engine).get("_INSTRUCTION_MAP"), dict):
+            _wrappers.switch_off("PipelineEngine has no _INSTRUCTION_MAP")
+            return
+        _wrappers.wrap(engine, ["train_batch"], lambda original: _batch(original, 0))
+        _wrappers.wrap(engine, ["eval_batch"], lambda original: _batch(original, int(Flag.EVALUATION)))
+        _wrappers.wrap(engine, ["_send_tensor_meta", "_recv_tensor_meta"], _shapes, optional=True)
+
+    def uninstall(self) -> None:
+        """Put everything back."""
+        _wrappers.restore()
+        _batches.clear()
+
+
+ADAPTER = DeepSpeed()
+
+
+def _batch(original: Any, flags: int) -> Any:
+    """Wrapper of ``train_batch`` and ``eval_batch``."""
+
+    def batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _batches or not (RECORDER.active or RECORDER.start()):
+            return original(self, *args, **kwargs)
+        try:
+            known = _begin_batch(self, flags)
+            tail = brackets.begin(Kind.SCHEDULE, brackets.NO_LABEL, flags)
+            instructions = {command: _instruction(run, command.__name__) for command, run in _map_of(self).items()}
+        except Exception as error:
+            guard.failed(PROBE, error)
+            return original(self, *args, **kwargs)
+        _batches.append(known)
+        self.__dict__["_INSTRUCTION_MAP"] = instructions
+        try:
+            return brackets.run_schedule(tail, original, (self, *args), kwargs)
+        finally:
+            self.__dict__.pop("_INSTRUCTION_MAP", None)
+            _batches.clear()
+
+    return batch
+
+
+def _map_of(engine: Any) -> dict[type, Callable[..., Any]]:
+    return dict(engine._INSTRUCTION_MAP)
+
+
+def _begin_batch(engine: Any, flags: int) -> _Batch:
+    _say_facts(engine)
+    return _Batch(engine.stage_id, engine.num_stages, flags)
+
+
+def _instruction(original: Any, name: str) -> Any:
+    """Wrapper of one instruction, called as a method of the engine."""
+    if name in COMPUTE:
+        return _compute(original, name, COMPUTE[name])
+    if name in MESSAGES:
+        return _messages(original, name, MESSAGES[name])
+    return original
+
+
+def _compute(original: Any, name: str, kind: Kind) -> Any:
+    def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            batch = _batches[-1]
+            tail = brackets.begin(kind, batch.label(name, *_place(args, kwargs)), batch.flags)
+        except Exception as error:
+            guard.failed(PROBE, error)
+            return original(self, *args, **kwargs)
+        return brackets.run((tail,), original, (self, *args), kwargs)
+
+    return compute
+
+
+def _messages(original: Any, name: str, payload: Payload) -> Any:
+    """Wrapper of a send or a receive: all that is posted in it, and all that it queues for ``CommitP2P``, is named."""
+
+    def messages(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = RECORDER.threads.state
+        try:
+            batch = _batches[-1]
+            label = (*batch.label(name, *_place(args, kwargs)), int(payload), batch.flags)
+            queue = self.__dict__.get("_p2p_ops")
+            queued = len(queue or ())
+        except Exception as error:
+            guard.failed(PROBE, error)
+            return original(self, *args, **kwargs)
+        state.message = label
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            state.message = None
+            for operation in (queue or ())[queued:]:
+                process_group.labels[id(operation.tensor)] = label
+
+    return messages
+
+
+def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    """(buffer, phase) of an instruction; only those of a V have a phase."""
+    return args[0] if args else kwargs["buffer_id"], kwargs.get("phase", 0)
+
+
+def _shapes(original: Any) -> Any:
+    """Wrapper of the exchange of shapes, in the first batch, or before each message where they vary: no payload."""
+
+    def exchange(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = RECORDER.threads.state
+        before = state.message
+        if before is not None:
+            state.message = (*before[:3], int(Payload.UNKNOWN), before[4])
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            state.message = before
+
+    return exchange
+
+
+def _say_facts(engine: Any) -> None:
+    say, grid, dual = RECORDER.fact, engine.grid, _is_dual(engine)
+    chunks, ranks, rank = 2 if dual else 1, engine.num_stages, engine.stage_id
+    members = [grid.stage_to_global(stage) for stage in range(ranks)]
+    say("framework", "deepspeed")
+    say("framework_version", str(getattr(sys.modules["deepspeed"], "__version__", "")))
+    say("schedule", "DualPipeV" if dual else "1F1B")
+    say("microbatches", engine.micro_batches)
+    say("pp", ranks)
+    say("vpp", chunks)
+    say("tp", grid.get_slice_parallel_world_size())
+    say("dp", grid.get_data_parallel_world_size())
+    coordinates = {"pp": rank, "tp": grid.get_slice_parallel_rank(), "dp": grid.get_data_parallel_rank()}
+    say("coordinates", coordinates)
+    say("stages", [rank, 2 * ranks - 1 - rank] if dual else [rank])
+    say("stage_ranks", members + members[::-1] if dual else members)
+
+
+def _is_dual(engine: Any) -> bool:
+    return any(parent.__name__ == DUAL_PIPE_V for parent in type(engine).__mro__)
