@@ -25,6 +25,10 @@ UNKNOWN_ERROR_S = 3600.0
 """Where a rank did not even note the time of day: too much for any verdict."""
 MOST_DRIFT = 1e-3
 """No clock of a computer drifts by more; crystals are good to 100 ppm."""
+USUAL_DRIFT = 1e-4
+"""What a clock may drift where its drift could not be measured."""
+RTT_SPREAD_NS = 5_000
+"""Round trips within this of each other are equally good, however short the shortest is."""
 RTT_SLACK_NS = 2_000
 """Added to a probe's excess round-trip time before it becomes a weight, so that the best probe does not stand alone."""
 
@@ -41,7 +45,7 @@ class Line:
 
 @dataclass(slots=True)
 class Clocks:
-    """The correction of each rank's clock to that of the lowest rank."""
+    """The correction of each rank's clock to that of rank 0."""
 
     lines: dict[int, Line]
     error_s: float = 0.0
@@ -60,10 +64,14 @@ class Clocks:
 def align(facts: Mapping[int, RankFacts]) -> Clocks:
     """Chooses the correction of every rank from what the record offers."""
     ranks = sorted(facts)
-    reference = facts[ranks[0]]
+    probes: dict[str, list[Mapping[str, int]]] = {}
+    for rank in ranks:  # one rank of each clock asks, for all that read it
+        probes.setdefault(facts[rank].clock, []).extend(facts[rank].clock_probes)
+    # Rank 0 is asked and asks nobody; where it left no record, those beside it stand in for it.
+    reference = next((facts[rank] for rank in ranks if not probes[facts[rank].clock]), facts[ranks[0]])
     lines, warnings = {}, []
     for rank in ranks:
-        lines[rank], how = _line_of(facts[rank], reference)
+        lines[rank], how = _line_of(facts[rank], reference, probes[facts[rank].clock])
         if how:
             warnings.append(how)
     error_s = max(line.error_ns for line in lines.values()) / 1e9
@@ -73,10 +81,10 @@ def align(facts: Mapping[int, RankFacts]) -> Clocks:
     return Clocks(lines, error_s, warnings)
 
 
-def _line_of(rank: RankFacts, reference: RankFacts) -> tuple[Line, str]:
+def _line_of(rank: RankFacts, reference: RankFacts, probes: Sequence[Mapping[str, int]]) -> tuple[Line, str]:
     if rank.clock == reference.clock:
         return Line(), ""
-    line = fit_probes(rank.clock_probes)
+    line = fit_probes(probes)
     if line is not None:
         return line, ""
     return _wall_clock_line(rank.facts, reference.facts), rank.host or "unnamed host"
@@ -99,9 +107,10 @@ def fit_probes(probes: Sequence[Mapping[str, int]]) -> Line | None:
     """Offset and drift from ping-pong probes; None where they are no use.
 
     A probe holds ``t0`` (sent) and ``t3`` (answer received) on the rank's clock, ``t1`` and ``t2`` on the reference's.
-    The probe with the least round trip of each ``burst`` is kept, bursts slower than twice the best are dropped, and a
-    line is fitted with weights 1 / (excess round trip + 2 us). The true offset at a probe lies within half its round
-    trip; the fit's error is at most the largest such bound that it keeps.
+    The probe with the least round trip of each ``burst`` is kept, bursts slower than twice the best (and 5 us) are
+    dropped, and a line is fitted with weights 1 / (excess round trip + 2 us). The true offset at a probe lies within
+    half its round trip; the fit's error is at most the largest such bound that it keeps, and what the clock may have
+    drifted where one burst alone is left.
 
     Source: Cristian, "Probabilistic clock synchronization" (1989), for the bound of half a round trip.
     """
@@ -112,7 +121,7 @@ def fit_probes(probes: Sequence[Mapping[str, int]]) -> Line | None:
     burst = np.array([probe.get("burst", 0) for probe in probes])
     rtt = (t3 - t0) - (t2 - t1)
     best = [np.flatnonzero(burst == b)[np.argmin(rtt[burst == b])] for b in np.unique(burst)]
-    kept = np.array([i for i in best if rtt[i] <= 2 * rtt[best].min()])
+    kept = np.array([i for i in best if rtt[i] <= 2 * rtt[best].min() + RTT_SPREAD_NS])
     offset = ((t1 - t0) + (t2 - t3))[kept] / 2.0
     origin = int(t0[kept].mean())
     local = (t0[kept] - origin).astype(np.float64)
@@ -121,7 +130,8 @@ def fit_probes(probes: Sequence[Mapping[str, int]]) -> Line | None:
     if abs(drift) > MOST_DRIFT:
         return None
     residual = np.abs(offset - (level + drift * local)).max()
-    return Line(level, drift, origin, float(rtt[kept].max() / 2 + residual))
+    unknown_drift = USUAL_DRIFT * float(np.ptp(t0)) if len(kept) == 1 else 0.0
+    return Line(level, drift, origin, float(rtt[kept].max() / 2 + residual) + unknown_drift)
 
 
 def _weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[float, float]:

@@ -91,9 +91,9 @@ def _probes(module: str) -> list[Any]:
 
         return [optimizer]
     if module == DISTRIBUTED:
-        from ppdiag.hooks import modules, process_group
+        from ppdiag.hooks import clock, modules, process_group
 
-        return [process_group, modules]
+        return [process_group, modules, clock]
     if module == AUTOGRAD:
         from ppdiag.hooks import autograd
 

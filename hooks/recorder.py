@@ -96,6 +96,8 @@ class Recorder:
         self.step_ended = False
         """An optimizer step has ended since the last op: the next op begins a step."""
         self.threads = Threads()
+        self.on_begin: list[Any] = []
+        """Called with (rank, world size) when the record has begun."""
         self.on_step: list[Any] = []
         """Called at the beginning of each step after the first."""
         self.on_flush: list[Any] = []
@@ -203,6 +205,8 @@ class Recorder:
         atexit.register(self.finish)
         self._writer.start()
         self.active = True
+        for function in self.on_begin:
+            function(rank, world_size)
 
     def _fault(self, probe: str, error: str) -> None:
         self.lines.append({"type": "fault", "probe": probe, "error": error})
@@ -252,6 +256,7 @@ def _header(rank: int, world_size: int) -> dict[str, Any]:
         "cuda": _device_version(torch),
         "clock": clock_identity(),
         "started_unix_ns": time.time_ns(),
+        "started_local_ns": time.perf_counter_ns(),
         "env": {name: value for name, value in os.environ.items() if _is_recorded(name)},
     }
 

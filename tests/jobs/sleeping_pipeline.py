@@ -76,6 +76,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--virtual-stages", type=int, default=2, help="stages a rank, for schedules that take several")
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rows", type=int, default=1, help="rows of a microbatch: a message has 32 bytes for each")
     parser.add_argument("--forward-ms", type=float, default=10.0)
     parser.add_argument("--backward-ms", type=float, default=20.0)
     for name in ("stage", "chunk", "rank", "microbatch"):
@@ -136,7 +137,7 @@ def train(args: argparse.Namespace) -> None:
     modules, schedule = build(args)
     indices = stage_indices(args, rank, ranks)
     optimizer = torch.optim.SGD([weight for module in modules for weight in module.parameters()], lr=0.01)
-    batch = torch.ones(args.microbatches, DIM)
+    batch = torch.ones(args.microbatches * args.rows, DIM)
     first = (batch,) if 0 in indices else ()
     last = {"target": batch} if ranks * len(indices) - 1 in indices else {}
     for step in range(args.steps):
