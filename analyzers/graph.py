@@ -16,7 +16,7 @@ import numpy as np
 
 from ppdiag.analyzers.messages import MISSING, number_rows
 from ppdiag.analyzers.program import COMPUTE, POST, WAIT, Program
-from ppdiag.model import Kind
+from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +62,8 @@ class Graph:
         optional_E: a send's wait for its receiver, which does not exist where transfers are free.
         transfer_EK: time of the message in seconds; -inf where it bound nobody.
         level_starts: bounds of the levels in the edges.
+        excess_EK: the part of ``transfer_EK`` that is no transfer where the message is a source's guess: a wait whose
+            cause the recording does not tell, over the link's usual time. None where there is no such message.
     """
 
     steps_K: np.ndarray
@@ -88,6 +90,7 @@ class Graph:
     transfer_EK: np.ndarray
     level_starts: np.ndarray
     links: tuple[Link, ...]
+    excess_EK: np.ndarray | None = None
 
     @property
     def start_joins(self) -> np.ndarray:
@@ -203,7 +206,7 @@ class _Builder:
         self.first_event_R = np.append(0, last[:-1] + 1) + 1
         spans = self.program.trace.spans[events["span"]]
         self.fields = {}
-        for name in ("kind", "stage", "microbatch", "size_bytes"):
+        for name in ("kind", "stage", "microbatch", "size_bytes", "flags"):
             self.fields[name] = np.full(total, -1, np.int64)
             self.fields[name][self.at_M] = spans[name]
 
@@ -277,6 +280,7 @@ class _Builder:
             transfer_EK=edges.transfer,
             level_starts=level_starts,
             links=tuple(self.links),
+            excess_EK=_excess(edges) if edges.inferred.any() else None,
         )
 
     def _span_NK(self) -> np.ndarray:
@@ -374,6 +378,7 @@ class _Builder:
             link=link,
             optional=np.full(len(at), optional),
             transfer=transfer,
+            inferred=(self.fields["flags"][at] & int(Flag.INFERRED)) != 0,
         )
 
     def _collective_edges(self) -> list[_Edges]:
@@ -410,6 +415,7 @@ class _Builder:
             link=link,
             optional=np.zeros(len(waits), bool),
             transfer=transfer,
+            inferred=np.zeros(len(waits), bool),
         )
         return [to_meeting, from_meeting]
 
@@ -428,21 +434,34 @@ class _Edges:
     link: np.ndarray
     optional: np.ndarray
     transfer: np.ndarray
+    inferred: np.ndarray
 
     @classmethod
     def of(cls, *, src: np.ndarray, dst: np.ndarray, first: np.ndarray, last: np.ndarray, steps: int) -> _Edges:
         """Edges without a message."""
         count = len(src)
-        return cls(src, dst, first, last, np.full(count, CHAIN), np.zeros(count, bool), np.zeros((count, steps)))
+        no, nothing = np.zeros(count, bool), np.zeros((count, steps))
+        return cls(src, dst, first, last, np.full(count, CHAIN), no, nothing, no)
 
     @classmethod
     def join(cls, parts: Sequence[_Edges]) -> _Edges:
-        names = ("src", "dst", "first", "last", "link", "optional", "transfer")
+        names = ("src", "dst", "first", "last", "link", "optional", "transfer", "inferred")
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def take(self, order: np.ndarray) -> _Edges:
-        names = ("src", "dst", "first", "last", "link", "optional", "transfer")
+        names = ("src", "dst", "first", "last", "link", "optional", "transfer", "inferred")
         return _Edges(**{name: getattr(self, name)[order] for name in names})
+
+
+def _excess(edges: _Edges) -> np.ndarray:
+    """What the inferred messages took over the median of their link (E x K)."""
+    excess = np.zeros_like(edges.transfer)
+    for link in np.unique(edges.link[edges.inferred]):
+        own = edges.inferred & (edges.link == link)
+        positive = edges.transfer[own][edges.transfer[own] > 0]
+        usual = float(np.median(positive)) if len(positive) else 0.0
+        excess[own] = np.maximum(edges.transfer[own] - usual, 0.0)
+    return excess
 
 
 def _levels(src: np.ndarray, dst: np.ndarray, joins: int) -> tuple[np.ndarray, np.ndarray]:

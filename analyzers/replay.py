@@ -40,7 +40,8 @@ class World:
     Attributes:
         work_NK: compute time of each event; None keeps the measured.
         host_R: factor on the host time of each rank; None keeps it.
-        transfer_L: factor on the transfers of each link; None keeps them. At 0 a send waits for nobody.
+        transfer_L: factor on the transfers of each link; None keeps them. At 0 a send waits for nobody. What an
+            inferred message took over the usual is a wait for work as it was: it is kept only where work is.
     """
 
     work_NK: np.ndarray | None = None
@@ -128,8 +129,8 @@ def _walk(graph: Graph, weight: np.ndarray, time: np.ndarray) -> None:
 class _Weights:
     """What each edge adds in each world: a small matrix product an edge, factors (W x F) times times (F x K).
 
-    The rows of times are host time, work in each of its variants, transfer, and what every world keeps; a last row is
-    what bars an edge: a send's wait where transfers are free.
+    The rows of times are host time, work in each of its variants, the excess of inferred messages where there is any,
+    transfer, and what every world keeps; a last row is what bars an edge: a send's wait where transfers are free.
     """
 
     def __init__(self, graph: Graph, worlds: Sequence[World]) -> None:
@@ -137,7 +138,8 @@ class _Weights:
         works = {id(world.work_NK): world.work_NK for world in worlds}
         self.sums_NK = [np.cumsum(graph.host_NK, axis=0)]
         self.sums_NK += [np.cumsum(graph.work_NK if work is None else work, axis=0) for work in works.values()]
-        self.factor_EWF = np.zeros((len(graph.src_E), len(worlds), len(self.sums_NK) + 3))
+        rows = len(self.sums_NK) + (graph.excess_EK is not None)
+        self.factor_EWF = np.zeros((len(graph.src_E), len(worlds), rows + 3))
         rank_E = graph.rank_N[graph.last_E]
         for w, world in enumerate(worlds):
             factor = self.factor_EWF[:, w]
@@ -145,6 +147,8 @@ class _Weights:
             factor[:, 1 + list(works).index(id(world.work_NK))] = 1.0
             # CHAIN is -1: the appended 1
             transfer_E = 1.0 if world.transfer_L is None else np.append(world.transfer_L, 1.0)[graph.link_E]
+            if graph.excess_EK is not None:
+                factor[:, -4] = transfer_E if world.work_NK is None else 0.0
             factor[:, -3] = transfer_E
             factor[:, -2] = 1.0
             factor[:, -1] = graph.optional_E & (transfer_E == 0.0)
@@ -187,6 +191,9 @@ class _Weights:
         np.maximum(transfer_EK, 0.0, out=times[:, -3])
         np.minimum(transfer_EK, 0.0, out=times[:, -2])
         times[:, -1] = -BARRED_S
+        if graph.excess_EK is not None:
+            times[:, -4] = graph.excess_EK[:, part]
+            times[:, -3] -= times[:, -4]
 
 
 def event_times(graph: Graph, world: World, join_JK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
-from ppdiag.model import Kind
+from ppdiag.analyzers.graph import build_graphs
+from ppdiag.analyzers.program import build
+from ppdiag.analyzers.replay import World, replay
+from ppdiag.analyzers.shape import label
+from ppdiag.analyzers.steps import find_steps
+from ppdiag.model import Flag, Kind
 from tests.analyzers.factory import MS, Pipeline
 
 
@@ -66,3 +74,28 @@ def test_a_stage_that_is_a_little_heavier_does_not():
         ).trace()
     )
     assert found.verdict.cause == "bubble"
+
+
+def graph_of_inferred_messages():
+    """F and B of one microbatch over two ranks, 5 ms a message; the messages are a source's guess."""
+    orders = schedules.order("1F1B", ranks=2, chunks=1, microbatches=1)
+    trace = Pipeline(orders, [0, 1], transfer=lambda _src, _dst: 5 * MS, steps=4).trace()
+    spans = trace.spans.copy()
+    spans["flags"][np.isin(spans["kind"], [Kind.SEND, Kind.RECV])] |= Flag.INFERRED
+    trace = replace(trace, spans=spans)
+    steps = find_steps(trace)
+    trace, _ = label(trace, steps)
+    return build_graphs(build(trace, steps), steps)[0][0]
+
+
+def test_inferred_messages_of_the_usual_time_are_transfers():
+    graph = graph_of_inferred_messages()
+    assert not graph.excess_EK.any()
+
+
+def test_what_an_inferred_message_takes_over_the_usual_is_kept_only_where_work_is_as_measured():
+    graph = graph_of_inferred_messages()
+    graph = replace(graph, excess_EK=np.where(graph.transfer_EK > 0, 0.002, 0.0))
+    as_measured, other_work = replay(graph, [World(), World(work_NK=graph.work_NK.copy())]).duration_WK
+    assert as_measured.tolist() == pytest.approx(graph.duration_K.tolist())
+    assert (as_measured - other_work).tolist() == pytest.approx([0.004] * len(as_measured))  # there and back

@@ -105,13 +105,19 @@ def test_the_idle_time_of_the_ranks_is_the_published_one():
     assert idle == pytest.approx([0.504, 0.527, 0.518, 0.208], abs=0.005)
 
 
-def test_the_worlds_of_the_replay_give_the_published_split():
-    """Work 380.4 ms (56.2 % of the pipeline phase), bubble 5.3, imbalance 23.4, the rest 15.1.
+SPLIT = [56.2, 5.3, 23.4, 15.1]
+"""Work, bubble, imbalance and the rest, in per cent of the pipeline phase, as published."""
 
-    The published split takes communication, launches and host time away first and evens out work last, so that it is
-    read off three worlds. The diagnosis shares out by all orders (Shapley), which this recording cannot tell well: it
-    holds no messages, and waits for a peer's batch count as transfers.
-    """
+
+def test_the_diagnosis_splits_the_step_as_published():
+    found = diagnosis_of(M8)
+    of_pipeline = sum(found.step_times_s) / len(found.step_times_s) / found.phases.pipeline_s
+    parts = [(1 - found.idle_fraction) * of_pipeline, found.why.bubble * of_pipeline, found.why.imbalance * of_pipeline]
+    assert [100 * part for part in (*parts, 1 - sum(parts))] == pytest.approx(SPLIT, abs=1)
+
+
+def test_the_worlds_of_the_replay_are_the_published_ones():
+    """The published split takes communication, launches and host time away first, and evens out work last."""
     trace = trace_of(M8)
     steps = find_steps(trace)
     trace, _ = label(trace, steps)
@@ -127,7 +133,12 @@ def test_the_worlds_of_the_replay_give_the_published_split():
     assert busy == pytest.approx(380.4, abs=0.5)
     assert equal_work == pytest.approx(busy / (1 - 3 / 35), rel=1e-3)
     parts = [busy, equal_work - busy, own_work - equal_work, pipeline - own_work]
-    assert [100 * part / pipeline for part in parts] == pytest.approx([56.2, 5.3, 23.4, 15.1], abs=0.3)
+    assert [100 * part / pipeline for part in parts] == pytest.approx(SPLIT, abs=0.3)
+
+
+def test_repairing_the_last_chunk_is_worth_a_fifth_of_the_step():
+    (advice, *_) = diagnosis_of(M8).symptoms[0].advice
+    assert advice.gain_fraction == pytest.approx(0.21, abs=0.02)
 
 
 def test_one_iteration_is_explained_too():
