@@ -25,6 +25,7 @@ RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 DISTRIBUTED = "torch.distributed"
 AUTOGRAD = "torch.autograd.variable"
 OPTIMIZER = "torch.optim.optimizer"
+DATA_LOADER = "torch.utils.data.dataloader"
 
 _state: dict[str, Any] = {"finder": None, "forks": False}
 
@@ -91,13 +92,17 @@ def _probes(module: str) -> list[Any]:
 
         return [optimizer]
     if module == DISTRIBUTED:
-        from ppdiag.hooks import clock, modules, process_group
+        from ppdiag.hooks import clock, host_causes, instruments, modules, process_group
 
-        return [process_group, modules, clock]
+        return [process_group, modules, clock, host_causes, instruments]
     if module == AUTOGRAD:
         from ppdiag.hooks import autograd
 
         return [autograd]
+    if module == DATA_LOADER:
+        from ppdiag.hooks import host_causes
+
+        return [host_causes]
     return []
 
 
@@ -105,7 +110,7 @@ class _Finder:
     """A meta path finder that finds nothing itself: it has the others find, and sees to what follows the execution."""
 
     def __init__(self) -> None:
-        self._names = {DISTRIBUTED, AUTOGRAD, OPTIMIZER, *adapters.ADAPTERS}
+        self._names = {DISTRIBUTED, AUTOGRAD, OPTIMIZER, DATA_LOADER, *adapters.ADAPTERS}
         self._prefixes = tuple(f"{package}." for package in adapters.ADAPTERS)
 
     def is_watched(self, name: str) -> bool:

@@ -18,6 +18,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from ppdiag.hooks import guard, optimizer, process_group
+from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import RECORDER, compute_tail
 from ppdiag.model import NONE, Flag, Kind
@@ -38,6 +39,9 @@ class _Forward:
     start_ns: int
     end_ns: int
     flags: int
+    begin: Any = None
+    """The device's moments of begin and end, where there is a device."""
+    end: Any = None
 
 
 @dataclass
@@ -46,6 +50,8 @@ class _Backward:
 
     start_ns: int
     label: tuple[int, int] | None = None
+    begin: Any = None
+    """The device's moment of the begin, where there is a device."""
 
 
 class Inference:
@@ -60,6 +66,7 @@ class Inference:
         self._backward_seen = False
         """Since the last wait or optimizer step."""
         self._boundary_ns = 0
+        self._boundary_mark: Any = None
         self._chunks: dict[int, int] = {}
         self._microbatches: dict[int, int] = {}
         self._outstanding: deque[tuple[int, int]] = deque(maxlen=4096)
@@ -105,6 +112,8 @@ class Inference:
         self._running = run = _Backward(perf_counter_ns())
         tail = self._tail(Kind.BACKWARD, run.start_ns, (NONE, NONE), 0)
         RECORDER.inside_start_ns, RECORDER.inside = run.start_ns, tail
+        if RECORDER.instruments is not None:
+            run.begin = RECORDER.instruments.begin(tail)
         return run
 
     def backward_ends(self, run: _Backward, *, failed: bool) -> None:
@@ -115,7 +124,10 @@ class Inference:
         with contextlib.suppress(ValueError):
             self._outstanding.remove(label)
         tail = self._tail(Kind.BACKWARD, run.start_ns, label, Flag.FAILED if failed else 0)
-        RECORDER.append((run.start_ns, end_ns, *tail))
+        if RECORDER.instruments is not None:
+            RECORDER.instruments.end(run.begin, HostSpan(run.start_ns, end_ns, (tail,)))
+        else:
+            RECORDER.append((run.start_ns, end_ns, *tail))
         self._boundary(end_ns)
         self._backward_seen = True
 
@@ -132,15 +144,26 @@ class Inference:
         opened = self._open
         tail = self._tail(Kind.FORWARD, opened.start_ns, opened.label, opened.flags)
         RECORDER.inside_start_ns, RECORDER.inside = opened.start_ns, tail
+        if RECORDER.instruments is not None:
+            mark = RECORDER.instruments.begin(tail)
+            if opened.end_ns == opened.start_ns:
+                opened.begin = mark
+            else:
+                RECORDER.instruments.drop(mark)
 
     def module_ends(self, output: Any) -> None:
         """The root module has returned ``output``, or raised (then it is ``RAISED``)."""
         RECORDER.inside = None
-        if self._open is not None:
-            self._open.end_ns = perf_counter_ns()
-            self._follow(_first_tensor(output), self._open.label)
+        opened = self._open
+        if opened is not None:
+            opened.end_ns = perf_counter_ns()
+            if RECORDER.instruments is not None:
+                tail = self._tail(Kind.FORWARD, opened.start_ns, opened.label, opened.flags)
+                RECORDER.instruments.drop(opened.end)
+                opened.end = RECORDER.instruments.leave(tail)
+            self._follow(_first_tensor(output), opened.label)
             if output is RAISED:
-                self._open.flags |= Flag.FAILED
+                opened.flags |= Flag.FAILED
 
     def close(self) -> None:
         """The forward that is open, if any, has ended where its last module call did."""
@@ -148,7 +171,10 @@ class Inference:
         if opened is None:
             return
         tail = self._tail(Kind.FORWARD, opened.start_ns, opened.label, opened.flags)
-        RECORDER.append((opened.start_ns, opened.end_ns, *tail))
+        if RECORDER.instruments is not None:
+            RECORDER.instruments.keep(opened.begin, opened.end, HostSpan(opened.start_ns, opened.end_ns, (tail,)))
+        else:
+            RECORDER.append((opened.start_ns, opened.end_ns, *tail))
         self._forward_seen = True
         if not opened.flags & Flag.EVALUATION:
             self._outstanding.append(opened.label)
@@ -166,6 +192,9 @@ class Inference:
         label = self._next_label(0)
         flags = _evaluation_flag()
         self._open = _Forward(0, label, self._boundary_ns or end_ns, end_ns, flags)
+        if RECORDER.instruments is not None:
+            self._open.begin, self._boundary_mark = self._boundary_mark, None
+            self._open.end = RECORDER.instruments.mark()
         self._follow(output, label)
         self.close()
 
@@ -177,6 +206,9 @@ class Inference:
     def _boundary(self, end_ns: int) -> None:
         self._boundary_ns = end_ns
         self._forward_seen = False
+        if self.in_use and RECORDER.instruments is not None:
+            RECORDER.instruments.drop(self._boundary_mark)
+            self._boundary_mark = RECORDER.instruments.mark()
 
     def _follow(self, tensor: Any, label: tuple[int, int]) -> None:
         """Have the graph say which forward a backward belongs to, when it comes to this tensor's node."""

@@ -15,6 +15,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import groups, guard
+from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import RECORDER, Tail, ThreadState, with_flag
 from ppdiag.model import NONE, Collective, Flag, Kind, Payload
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ppdiag.hooks.groups import Group
+    from ppdiag.hooks.instruments import Instruments
 
 PROBE = "process_group"
 COLLECTIVES = {
@@ -188,22 +190,54 @@ def _size_bytes(tensors: Any) -> int:
     return int(getattr(tensors, "nbytes", 0))
 
 
-def _posted(work: Any, tail: Tail) -> None:
+def _posted(work: Any, tail: Tail, marks: _Marks | None = None) -> None:
     """A post has returned: its end is the wait for its Work, or the batch's Work, or now."""
     RECORDER.inside = None
     batch = RECORDER.threads.state.batch
+    if work is None and batch is None:
+        _ended(tail, Flag.SYNCHRONOUS, marks)
+        return
+    if marks is not None:
+        marks.drop()
     if batch is not None:
         batch.append(tail)
-    elif work is None:
-        _ended(tail, Flag.SYNCHRONOUS)
     else:
         _pending[id(work)] = (work, (tail,))
 
 
-def _ended(tail: Tail, flag: Flag) -> None:
+def _ended(tail: Tail, flag: Flag, marks: _Marks | None = None) -> None:
     """The post itself was the whole op: it blocked until the end, or it raised."""
     RECORDER.inside = None
-    RECORDER.append((tail[0], perf_counter_ns(), *with_flag(tail, flag)))
+    end_ns, tail = perf_counter_ns(), with_flag(tail, flag)
+    if marks is not None:
+        marks.keep(HostSpan(tail[0], end_ns, (tail,)))
+    else:
+        RECORDER.append((tail[0], end_ns, *tail))
+
+
+class _Marks:
+    """The device's moments around a post, which is the whole op where no Work comes of it."""
+
+    __slots__ = ("_begin", "_end", "_instruments", "_tail")
+
+    def __init__(self, instruments: Instruments, tail: Tail) -> None:
+        self._instruments = instruments
+        self._tail = tail
+        self._begin = instruments.begin(tail)
+        self._end: Any = None
+
+    def leave(self) -> None:
+        """The post has returned, or raised."""
+        self._end = self._instruments.leave(self._tail)
+
+    def drop(self) -> None:
+        """The op does not end here."""
+        self._instruments.drop(self._begin)
+        self._instruments.drop(self._end)
+
+    def keep(self, span: HostSpan) -> None:
+        """Record the op."""
+        self._instruments.keep(self._begin, self._end, span)
 
 
 def _message_arguments(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, int, int]:
@@ -285,12 +319,17 @@ def _collective(original: Any, op: Collective) -> Any:
             guard.failed(PROBE, error)
         if tail is None:
             return original(*args, **named)
+        marks = None if RECORDER.instruments is None else _Marks(RECORDER.instruments, tail)
         try:
             work = original(*args, **named)
         except BaseException:
-            _ended(tail, Flag.FAILED)
+            if marks is not None:
+                marks.leave()
+            _ended(tail, Flag.FAILED, marks)
             raise
-        _posted(work, tail)
+        if marks is not None:
+            marks.leave()
+        _posted(work, tail, marks)
         return work
 
     return collective
@@ -331,10 +370,15 @@ def _wait(original: Any) -> Any:
         tails = entry[1]
         recorder.inside = tails[0]
         recorder.inside_start_ns = start_ns = perf_counter_ns()
+        instruments = recorder.instruments
+        mark = None if instruments is None else instruments.begin(tails[0])
         try:
             result = original(self, *args, **named)
         except BaseException:
             end_ns = perf_counter_ns()
+            if instruments is not None:
+                instruments.drop(mark)
+                instruments.drop(instruments.leave(tails[0]))
             for tail in tails:
                 append((start_ns, end_ns, *with_flag(tail, Flag.FAILED)))
             raise
@@ -342,8 +386,11 @@ def _wait(original: Any) -> Any:
         recorder.inside = None
         if _any_source:
             tails = _with_source(self, tails)
-        for tail in tails:
-            append((start_ns, end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+        if instruments is not None:
+            instruments.end(mark, HostSpan(start_ns, end_ns, tails))
+        else:
+            for tail in tails:
+                append((start_ns, end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
         if after_wait and not threads.state.named:
             for function in after_wait:
                 function(end_ns)

@@ -12,12 +12,15 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard, process_group
+from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, ThreadState, compute_tail, with_flag
 from ppdiag.model import NONE, Flag, Kind, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ppdiag.hooks.instruments import Instruments
 
 PROBE = "torch.distributed.pipelining"
 STAGE_MODULE = "torch.distributed.pipelining.stage"
@@ -45,8 +48,9 @@ _chunks: dict[int, int] = {}
 """Stage index -> index among the stages of this rank, in the order in which its schedule lists them."""
 _schedule: list[weakref.ref[Any]] = []
 """The schedule that ran last: its facts are said. Not its id, which the next one may get."""
-_held: dict[int, tuple[int, int, Tail]] = {}
-"""Thread -> (start, end, tail) of a forward of the last stage, whose loss is still to come and belongs to it."""
+_held: dict[int, tuple[int, int, Tail, tuple[Instruments, Any, Any] | None]] = {}
+"""Thread -> (start, end, tail, instruments and the device's begin and end) of a forward of the last stage, whose loss
+is still to come and belongs to it."""
 
 
 class TorchPipelining:
@@ -108,16 +112,24 @@ def _compute(original: Any, kind: Kind) -> Any:
         state.named += 1
         recorder.inside_start_ns = start_ns = tail[0]
         recorder.inside = tail
+        instruments = recorder.instruments
+        begin = None if instruments is None else instruments.begin(tail)
         try:
             result = original(self, *args, **kwargs)
         except BaseException:
+            if instruments is not None:
+                instruments.drop(begin)
+                instruments.drop(instruments.leave(tail))
             append((start_ns, perf_counter_ns(), *with_flag(tail, Flag.FAILED)))
             raise
         finally:
             state.named -= 1
             recorder.inside = None
         if is_forward and self.is_last:
-            held[state.number] = (start_ns, perf_counter_ns(), tail)
+            marks = None if instruments is None else (instruments, begin, instruments.leave(tail))
+            held[state.number] = (start_ns, perf_counter_ns(), tail, marks)
+        elif instruments is not None:
+            instruments.end(begin, HostSpan(start_ns, perf_counter_ns(), (tail,)))
         else:
             append((start_ns, perf_counter_ns()) + tail)  # noqa: RUF005  (twice as fast as unpacking)
         return result
@@ -145,9 +157,18 @@ def _chunk_id(kwargs: dict[str, Any]) -> int:
 def _release(thread: int, end_ns: int = 0, flag: int = 0) -> None:
     """Append the forward that this thread holds back, if any; with ``end_ns`` where its loss ended later."""
     held = _held.pop(thread, None)
-    if held is not None:
-        start_ns, forward_end_ns, tail = held
-        RECORDER.append((start_ns, end_ns or forward_end_ns, *(with_flag(tail, Flag(flag)) if flag else tail)))
+    if held is None:
+        return
+    start_ns, forward_end_ns, tail, marks = held
+    tail = with_flag(tail, Flag(flag)) if flag else tail
+    if marks is None:
+        RECORDER.append((start_ns, end_ns or forward_end_ns, *tail))
+        return
+    instruments, begin, end = marks
+    if end_ns:
+        instruments.drop(end)
+        end = instruments.mark()
+    instruments.keep(begin, end, HostSpan(start_ns, end_ns or forward_end_ns, (tail,)))
 
 
 def _loss(original: Any) -> Any:
@@ -203,7 +224,8 @@ def _step(original: Any) -> Any:
         except Exception as error:
             guard.failed(PROBE, error)
             return original(self, *args, **kwargs)
-        state = threads.state
+        state, instruments = threads.state, recorder.instruments
+        begin = None if instruments is None else instruments.begin(tail)
         state.named += 1
         flag = Flag.FAILED
         try:
@@ -212,7 +234,11 @@ def _step(original: Any) -> Any:
         finally:
             state.named -= 1
             _release(state.number)
-            recorder.append((tail[0], perf_counter_ns(), *(with_flag(tail, flag) if flag else tail)))
+            end_ns, ended = perf_counter_ns(), with_flag(tail, flag) if flag else tail
+            if instruments is not None:
+                instruments.end(begin, HostSpan(tail[0], end_ns, (ended,)))
+            else:
+                recorder.append((tail[0], end_ns, *ended))
             recorder.flush_soon(unless_within_ns=PATIENCE_NS)
         return result
 
