@@ -81,7 +81,7 @@ def graph_of_inferred_messages():
     orders = schedules.order("1F1B", ranks=2, chunks=1, microbatches=1)
     trace = Pipeline(orders, [0, 1], transfer=lambda _src, _dst: 5 * MS, steps=4).trace()
     spans = trace.spans.copy()
-    spans["flags"][np.isin(spans["kind"], [Kind.SEND, Kind.RECV])] |= Flag.INFERRED
+    spans["flags"][np.isin(spans["kind"], [Kind.SEND, Kind.RECV])] |= np.uint16(Flag.INFERRED)
     trace = replace(trace, spans=spans)
     steps = find_steps(trace)
     trace, _ = label(trace, steps)
