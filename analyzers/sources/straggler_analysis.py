@@ -15,6 +15,7 @@ import numpy as np
 
 from ppdiag.analyzers.clock import message_bounds
 from ppdiag.analyzers.messages import MISSING, match
+from ppdiag.analyzers.sources import unrecorded_collective
 from ppdiag.errors import BadRecord, MissingPackage
 from ppdiag.model import NONE, Collective, HostCause, Kind, Payload
 from ppdiag.trace import SPAN_DTYPE, JobFacts, ProcessGroup, RankFacts, Trace, sorted_spans
@@ -35,11 +36,8 @@ MOST_SECONDS = 1e6
 JITTER_NS = 100_000
 """Ops of one rank that overlap by less follow each other: times are single-precision seconds from GPU events."""
 MOST_META_BYTES = 1 << 16
-
-BARRIER_SPREAD_NS = 10_000_000
-"""Ranks that go on within this time of each other, step after step, left a collective together."""
-BARRIER_STEPS = 0.9
-"""Share of the steps in which a collective must show."""
+MOST_NAME = 40
+"""Of an unknown op type this much is shown."""
 
 
 class _Word(NamedTuple):
@@ -70,7 +68,7 @@ WORDS = {
 }
 """Collectives run among the twins of a stage, the tensor-parallel peers of a rank (of which one is in the record), the
 first and last stage of a pipeline (tied embeddings), or all ranks (norm of the gradient)."""
-BARRIER = "end-of-pipeline"
+UNRECORDED = "end-of-pipeline"
 """Name of the collective that is not in the record but shows."""
 
 
@@ -204,7 +202,7 @@ class _Builder:
         return _rows(table, kept)
 
     def _known_ops(self, table: _Table) -> _Table:
-        unknown = sorted({table.words[i] for i in np.unique(table.word)} - set(WORDS))
+        unknown = sorted({table.words[i][:MOST_NAME] for i in np.unique(table.word)} - set(WORDS))
         if unknown:
             self.warnings.append(f"ops of unknown types were left out: {', '.join(unknown[:8])}")
         kept = np.isin(np.array(table.words)[table.word], list(WORDS))
@@ -216,7 +214,7 @@ class _Builder:
         """The trace: all ops, messages matched, and the collective at the pipeline's end that was not recorded."""
         spans = self._spans()
         spans = _without_jitter(spans)
-        spans = sorted_spans(np.concatenate([spans, self._barrier(spans)]))
+        spans = sorted_spans(np.concatenate([spans, self._unrecorded(spans)]))
         self._say_what_is_missing()
         return Trace(
             spans=spans,
@@ -284,44 +282,19 @@ class _Builder:
             self.groups.append(group)
         return self.groups.index(group)
 
-    def _barrier(self, spans: np.ndarray) -> np.ndarray:
-        """The collective for which the last stage waits before its tail, where the ranks' times show one.
+    def _unrecorded(self, spans: np.ndarray) -> np.ndarray:
+        """Spans of the collective for which the last stage waits before its tail, where the ranks' times show one.
 
-        Megatron averages the loss among the twins of the last stage there; nothing of it is in the record but that all
-        of them go on at one moment, after the last of them has come.
+        Megatron averages the loss among the twins of the last stage there.
         """
-        done_SR, on_SR, ranks = _tail_gaps(spans, len(self.step_numbers))
-        last = np.isin(ranks, self.rank_DS[:, -1])
-        if last.sum() < 2 or not np.isfinite(done_SR).all() or not np.isfinite(on_SR).all():
+        found = unrecorded_collective.find(spans, self.rank_DS[:, -1])
+        if found is None:
             return spans[:0]
-        came, went = done_SR[:, last].max(axis=1), on_SR[:, last]
-        shows = (went.min(axis=1) >= came) & (np.ptp(went, axis=1) <= BARRIER_SPREAD_NS)
-        if shows.mean() < BARRIER_STEPS:
-            return spans[:0]
-        member = last | self._waits_along(done_SR, on_SR, went)
         self.warnings.append(
-            f"a collective of {int(member.sum())} ranks (the last stage's, first of all) between the last backward and "
+            f"a collective of {len(found.ranks)} ranks (the last stage's, first of all) between the last backward and "
             "the gradients' reduction is not in the record: inferred from the moment at which they all go on"
         )
-        return self._barrier_spans(done_SR[:, member], on_SR[:, member], ranks[member])
-
-    def _waits_along(self, done_SR: np.ndarray, on_SR: np.ndarray, went: np.ndarray) -> np.ndarray:
-        """Ranks of other stages that go on at the same moment whenever they had come before it."""
-        early = done_SR < went.min(axis=1, keepdims=True) - BARRIER_SPREAD_NS
-        together = np.abs(on_SR - np.median(went, axis=1, keepdims=True)) <= BARRIER_SPREAD_NS
-        return early.any(axis=0) & ((together | ~early).mean(axis=0) >= BARRIER_STEPS)
-
-    def _barrier_spans(self, done_SR: np.ndarray, on_SR: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-        steps = len(done_SR)
-        spans = np.zeros(done_SR.size, SPAN_DTYPE)
-        spans["rank"] = np.tile(ranks, steps)
-        spans["kind"], spans["op"] = Kind.COLLECTIVE, Collective.OTHER
-        spans["chunk"] = spans["microbatch"] = spans["peer"] = spans["stage"] = NONE
-        spans["step"] = spans["seq"] = np.repeat(np.arange(steps), len(ranks))
-        spans["start_ns"] = spans["post_ns"] = done_SR.ravel()
-        spans["end_ns"] = np.maximum(on_SR, done_SR).ravel()
-        spans["group"] = self._group(BARRIER, tuple(ranks.tolist()))
-        return spans
+        return found.spans(self._group(UNRECORDED, tuple(found.ranks.tolist())))
 
     def _say_what_is_missing(self) -> None:
         world = self.meta.get("world_size", 0)
@@ -388,22 +361,6 @@ def _without_jitter(spans: np.ndarray) -> np.ndarray:
     spans["end_ns"] = np.maximum(spans["end_ns"], spans["start_ns"])
     spans["post_ns"] = spans["start_ns"]
     return spans
-
-
-def _tail_gaps(spans: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each step and rank: when its last op of the pipeline ended, and when the op after that began; and the ranks.
-
-    Infinite where a rank has none.
-    """
-    ranks, rank = np.unique(spans["rank"], return_inverse=True)
-    pipeline = np.isin(spans["kind"], (Kind.FORWARD, Kind.BACKWARD, Kind.SEND, Kind.RECV))
-    done_SR = np.full((steps, len(ranks)), -np.inf)
-    np.maximum.at(done_SR, (spans["step"][pipeline], rank[pipeline]), spans["end_ns"][pipeline].astype(np.float64))
-    tail = ~pipeline & (spans["kind"] != Kind.HOST)
-    tail &= spans["start_ns"] >= done_SR[spans["step"], rank]
-    on_SR = np.full((steps, len(ranks)), np.inf)
-    np.minimum.at(on_SR, (spans["step"][tail], rank[tail]), spans["start_ns"][tail].astype(np.float64))
-    return done_SR, on_SR, ranks
 
 
 def _clock_error(spans: np.ndarray) -> float:
