@@ -27,6 +27,7 @@ def steps_of(*backwards_end_ms, goes_on_ms, steps=10):
 
 def test_twins_that_go_on_when_the_last_has_come_left_a_collective():
     found = find(steps_of(100, 300, 500, goes_on_ms=lambda _rank, _step: 501), np.array([0, 1, 2]))
+    assert found is not None
     assert found.ranks.tolist() == [0, 1, 2]
     spans = found.spans(group=7)
     assert spans["start_ns"][:3].tolist() == [100 * MS, 300 * MS, 500 * MS]
@@ -36,6 +37,7 @@ def test_twins_that_go_on_when_the_last_has_come_left_a_collective():
 
 def test_a_rank_of_another_stage_that_waits_along_is_a_member():
     found = find(steps_of(100, 500, 200, 300, goes_on_ms=lambda rank, _: [501, 501, 501, 301][rank]), np.array([0, 1]))
+    assert found is not None
     assert found.ranks.tolist() == [0, 1, 2]
 
 
