@@ -73,6 +73,7 @@ def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = No
         replay_error_fraction=replay_error(graphs[0]),
         clock_error_s=trace.clock_error_s,
         verdict=verdict.decide(context),
+        transports=tuple(dict(row) for row in trace.transports),
         warnings=(*results.warnings(trace, steps), *_left_out(left_out)),
         step_times_s=tuple(steps.duration_s.tolist()),
         timeline=timeline.median_step(program, steps, graphs[0], measured),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -152,8 +153,19 @@ def links(program: Program, steps: Steps) -> tuple[LinkResult, ...]:
         time = float(np.median(measured)) if len(measured) else 0.0
         size = int(np.median(spans["size_bytes"][received[own]]))
         direction = "forward" if dst > src else "backward"
-        found.append(LinkResult(src, dst, direction, size, time, size / time if size > 0 and time > 0 else None))
+        bandwidth = size / time if size > 0 and time > 0 else None
+        ends = int(spans["rank"][sent[own]][0]), int(spans["rank"][received[own]][0])
+        found.append(LinkResult(src, dst, direction, size, time, bandwidth, _transport(program.trace, *ends)))
     return tuple(found)
+
+
+def _transport(trace: Trace, source: int, destination: int) -> str | None:
+    """What NCCL's channel lines say connects two ranks, that of the most channels first; None where none tells."""
+    channels: Counter[str] = Counter()
+    for row in trace.transports:
+        if (row["src_rank"], row["dst_rank"]) == (source, destination):
+            channels[row["transport"]] += row["channels"]
+    return " + ".join(name for name, _ in channels.most_common()) or None
 
 
 def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:

@@ -116,7 +116,9 @@ def bootstrap_directory() -> str:
     return os.path.join(os.path.dirname(os.path.abspath(ppdiag.hooks.__file__)), "bootstrap")  # noqa: PTH100, PTH118, PTH120
 
 
-def job_variables(directory: Path, environ: Mapping[str, str], *, max_bytes: int | None = None) -> dict[str, str]:
+def job_variables(
+    directory: Path, environ: Mapping[str, str], *, max_bytes: int | None = None, nccl: bool = False
+) -> dict[str, str]:
     """The variables that make every Python of a job record into ``directory`` (absolute).
 
     Raises:
@@ -129,7 +131,20 @@ def job_variables(directory: Path, environ: Mapping[str, str], *, max_bytes: int
     variables = {RUN_DIR_VARIABLE: str(directory), "PYTHONPATH": os.pathsep.join([bootstrap, *others])}
     if max_bytes is not None:
         variables[MAX_BYTES_VARIABLE] = str(max_bytes)
-    return variables
+    return variables | (_nccl_variables(directory, environ) if nccl else {})
+
+
+def _nccl_variables(directory: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that make NCCL write its log into ``directory``; none where the user has set his own.
+
+    NCCL replaces %h by the host and %p by the process id, also in the directory's own name: one with a % gets no log.
+    INIT and NET hold the lines that name transports.
+    """
+    own = any(name in environ for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"))
+    if own or "%" in str(directory):
+        return {}
+    file = str(directory / "nccl-%h-%p.log")
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET", "NCCL_DEBUG_FILE": file}
 
 
 def check_command(command: Sequence[str]) -> None:

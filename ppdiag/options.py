@@ -38,6 +38,12 @@ def max_size_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--max-size", metavar="SIZE", type=size_bytes, help=text)(command)
 
 
+def nccl_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --nccl/--no-nccl."""
+    text = "Have NCCL write its log into the run directory, unless you set NCCL_DEBUG yourself (default: on)."
+    return click.option("--nccl/--no-nccl", default=True, help=text)(command)
+
+
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what to do with a diagnosis: --json, --html, --fail-on, --quiet."""
     for option in reversed(

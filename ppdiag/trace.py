@@ -96,6 +96,7 @@ class Trace:
         groups: process groups, indexed by the ``group`` column.
         clock_error_s: bound on the error between any two ranks' clocks after alignment; 0 on one clock.
         warnings: what was left out or looks wrong, one sentence each.
+        transports: what NCCL's logs say of the connections: rows of ``analyzers.nccl.transports.transports_of``.
     """
 
     spans: np.ndarray
@@ -104,6 +105,7 @@ class Trace:
     groups: tuple[ProcessGroup, ...] = ()
     clock_error_s: float = 0.0
     warnings: tuple[str, ...] = ()
+    transports: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if self.spans.dtype != SPAN_DTYPE:

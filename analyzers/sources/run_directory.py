@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,8 @@ class RunDirectory:
             raise failures[0]
         warnings += [str(error) for error in failures]
         ended = any(rank_state.job_has_ended(path) for path in paths)
-        return _assemble(ranks, source=", ".join(map(str, paths)), ended=ended, warnings=warnings)
+        trace = _assemble(ranks, source=", ".join(map(str, paths)), ended=ended, warnings=warnings)
+        return replace(trace, transports=_transports(paths))
 
 
 def _latest_files(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
@@ -81,6 +83,18 @@ def _latest_files(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
     restarts = max((len(found) for found in starts.values()), default=1) - 1
     warnings = [f"the job was restarted {restarts} times in this directory; only its last start is shown"]
     return latest, warnings if restarts else []
+
+
+def _transports(paths: Sequence[Path]) -> tuple[dict[str, Any], ...]:
+    """What the logs of NCCL in the run directories say of its connections; nothing where there are none."""
+    logs = [log for path in paths for log in own_logs(path)]
+    if not logs:
+        return ()
+    ranks, world_size = recorded_ranks(paths)
+    try:
+        return transports_of(read_logs(logs, ranks=ranks or {}, world_size=world_size))
+    except (BadRecord, NotARun):
+        return ()
 
 
 class _Rank:

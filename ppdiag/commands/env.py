@@ -9,13 +9,14 @@ from pathlib import Path
 import click
 
 from ppdiag.launch import job_variables, prepare_run_directory
-from ppdiag.options import max_size_option
+from ppdiag.options import max_size_option, nccl_option
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @max_size_option
-def env(directory: Path, max_size: int | None) -> None:
+@nccl_option
+def env(directory: Path, *, max_size: int | None, nccl: bool) -> None:
     """Print the variables that make a job record into DIRECTORY.
 
     For sbatch, Kubernetes and others that start the job themselves. In a shell:
@@ -25,5 +26,5 @@ def env(directory: Path, max_size: int | None) -> None:
     The directory is made if need be. It must be seen by all nodes under the same path, as must ppdiag itself.
     """
     path = prepare_run_directory(directory)
-    for name, value in job_variables(path, os.environ, max_bytes=max_size).items():
+    for name, value in job_variables(path, os.environ, max_bytes=max_size, nccl=nccl).items():
         click.echo(f"export {name}={shlex.quote(value)}")

@@ -204,7 +204,7 @@ def _try(job: Job, text: str, *, as_json: bool) -> int:
 
 def _wish(job: Job, text: str) -> Layouts:
     from ppdiag.analyzers.planning.layout import PLANNED  # noqa: PLC0415
-    from ppdiag.analyzers.planning.plan import wish  # noqa: PLC0415
+    from ppdiag.analyzers.planning.plan import LONGEST, MOST_STAGES_IN_ALL, wish  # noqa: PLC0415
 
     sizes: dict[str, Any] = {"tensor": 1, "pipeline": 1, "chunks": 1, "micro": 1, "recompute": False, "zero1": True}
     for part in text.split(","):
@@ -218,6 +218,8 @@ def _wish(job: Job, text: str) -> Layouts:
         else:
             keys = ", ".join([*WISHES, "schedule", "recompute", "zero1"])
             raise BadShape(f"cannot read {part!r} of --try; write KEY=NUMBER, KEY one of {keys}")
+    if sizes["pipeline"] > LONGEST or sizes["pipeline"] * sizes["chunks"] > MOST_STAGES_IN_ALL:
+        raise BadShape(f"pipelines of up to {LONGEST} ranks and {MOST_STAGES_IN_ALL} stages are planned")
     sizes.setdefault("schedule", "interleaved" if sizes["chunks"] > 1 else "1f1b")
     sizes.setdefault("data", max(1, job.cluster.gpus // (sizes["tensor"] * sizes["pipeline"])))
     return wish(**sizes)

@@ -20,7 +20,7 @@ from ppdiag.launch import (
     rank_files,
     run_job,
 )
-from ppdiag.options import max_size_option, report_options, wanted
+from ppdiag.options import max_size_option, nccl_option, report_options, wanted
 from ppdiag.outputs import Wanted, report
 from ppdiag.silence import why_silent
 
@@ -37,6 +37,7 @@ CONDITION_HOLDS = 3
 )
 @report_options
 @max_size_option
+@nccl_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913  (one argument an option)
     command: tuple[str, ...],
@@ -47,6 +48,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     fail_on: tuple[str, ...],
     quiet: bool,
     max_size: int | None,
+    nccl: bool,
 ) -> None:
     """Run COMMAND, record what its ranks do, and say what they waited for.
 
@@ -59,7 +61,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     check_command(command)
     path = prepare_run_directory(output or default_run_directory(), command)
     before = rank_files(path)
-    exit_code = run_job(command, job_variables(path, os.environ, max_bytes=max_size))
+    exit_code = run_job(command, job_variables(path, os.environ, max_bytes=max_size, nccl=nccl))
     note_end(path, exit_code)
     holding = _explain(path, asked, quiet=quiet) if rank_files(path) - before else _say_silent(path)
     sys.exit(CONDITION_HOLDS if holding and exit_code == 0 else exit_code)

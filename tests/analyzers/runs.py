@@ -33,7 +33,8 @@ SPAN = struct.Struct(SPAN_STRUCT)
 def write_run(folder: Path, trace: Trace, *, start: int = 0, header: Mapping[str, Any] | None = None) -> None:
     """One set of files for each rank of the trace."""
     for rank, spans in trace.by_rank().items():
-        facts = {"rank": rank, "world_size": len(trace.ranks), "host": f"host{rank}", "clock": "one", **(header or {})}
+        facts = {"rank": rank, "world_size": len(trace.ranks), "host": f"host{rank}", "pid": 100 + rank, "clock": "one"}
+        facts |= header or {}
         write_spans(folder / rank_file_name(rank, start, "spans"), spans, facts)
         words = [
             {"type": "group", "id": index, "name": group.name, "ranks": list(group.ranks)}

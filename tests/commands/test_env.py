@@ -52,3 +52,22 @@ def test_a_size_that_is_none_is_a_usage_error(tmp_path, size):
 def test_the_directory_is_made_ready_for_the_ranks(tmp_path):
     _exports(str(tmp_path / "deep" / "run"))
     assert (tmp_path / "deep" / "run" / "run.json").exists()
+
+
+def test_nccl_logs_into_the_run_directory(tmp_path, monkeypatch):
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
+        monkeypatch.delenv(name, raising=False)
+    exports = _exports(str(tmp_path / "run"))
+    assert _in_a_shell(exports, "NCCL_DEBUG_FILE") == str(tmp_path / "run" / "nccl-%h-%p.log")
+    assert _in_a_shell(exports, "NCCL_DEBUG") == "INFO"
+    assert "NCCL" not in _exports(str(tmp_path / "run"), "--no-nccl")
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"])
+def test_the_users_own_nccl_log_is_left_alone(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "WARN")
+    assert "NCCL" not in _exports(str(tmp_path / "run"))
+
+
+def test_a_directory_whose_name_nccl_would_expand_gets_no_log(tmp_path):
+    assert "NCCL" not in _exports(str(tmp_path / "100%h"))

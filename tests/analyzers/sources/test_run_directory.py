@@ -377,3 +377,18 @@ def test_init_traffic_is_kept_and_is_no_work(tmp_path: Path) -> None:
     changes = [(i / len(trace) + 1e-6, "flags", int(Flag.INIT)) for i in range(4)]
     write_run(tmp_path, changed(trace, changes))
     assert int((read_trace([tmp_path]).spans["flags"] == Flag.INIT).sum()) == 4
+
+
+def test_the_logs_of_nccl_beside_the_record_name_the_transport_of_each_link(tmp_path: Path) -> None:
+    write_run(tmp_path, small())
+    for rank in (0, 1):
+        prefix = f"host{rank}:{100 + rank}:{100 + rank} [{rank}] NCCL INFO"
+        lines = [
+            f"{prefix} ncclCommInitRank comm 0x1 rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank} busId {rank}000 "
+            "commId 0xabc - Init COMPLETE",
+            f"{prefix} Channel 00/0 : {rank}[{rank}] -> {1 - rank}[{1 - rank}] [send] via NET/Socket/0",
+        ]
+        (tmp_path / f"nccl-host{rank}-{100 + rank}.log").write_text("\n".join(lines) + "\n")
+    found = diagnose(read_trace([tmp_path]))
+    assert {link.transport for link in found.links} == {"NET/Socket"}
+    assert {(row["src_rank"], row["dst_rank"]) for row in found.transports} == {(0, 1), (1, 0)}
