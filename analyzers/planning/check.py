@@ -142,7 +142,7 @@ def _shape(claim: Claim, every: int) -> Iterator[Finding]:
         yield Finding(ERROR, "schedule", words, fix)
         return
     problem = None
-    if ranks * claim.chunks * every <= 10**6:  # beyond it only very long lists would tell
+    if ranks * claim.chunks * every <= 10**5:  # beyond it only very long lists would tell
         problem = orders.refusal(claim.schedule or "1f1b", ranks=ranks, chunks=claim.chunks, microbatches=every)
     if problem:
         yield Finding(ERROR, "schedule", problem, fix)

@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 
 REPLAYED = 16
 """Plans that are replayed exactly; the closed form has been within a few percent."""
+MOST_OPS = 400_000
+"""Ops that are replayed in all, some seconds of work: of very long pipelines fewer plans are replayed."""
+LONGEST = 128
+"""Ranks of the longest pipeline that is planned; the longest published one has 64 (Narayanan et al. 2021)."""
+MOST_STAGES_IN_ALL = 256
 WARMED_UP = 4
 """A schedule of more than so many times P microbatches repeats itself from then on, P microbatches at a time."""
-MOST_STAGES = 8
+MOST_CHUNKS = 8
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -112,12 +117,13 @@ def candidates(job: Job, *, schedules: Sequence[str], micro: int | None = None) 
     """Every combination whose sizes multiply to the number of GPUs; the rules come after."""
     gpus, layers = job.cluster.gpus, job.model.layers
     tensors = [size for size in _divisors(gpus) if size <= job.cluster.gpus_per_node]
-    pipelines = [size for size in _divisors(gpus) if size <= layers + 2]
+    pipelines = [size for size in _divisors(gpus) if size <= min(LONGEST, layers + 2)]
     micros = MICRO_BATCHES if micro is None else (micro,)
     shapes = [(PLANNED.index(name), chunks) for name in schedules for chunks in _chunk_counts(name, layers)]
     axes = (tensors, pipelines, range(len(shapes)), micros, (False, True), (False, True))
     grids = [grid.ravel() for grid in np.meshgrid(*(np.array(axis) for axis in axes), indexing="ij")]
-    fits = gpus % (grids[0] * grids[1]) == 0
+    short = grids[1] * np.array(shapes)[grids[2], 1] <= MOST_STAGES_IN_ALL
+    fits = (gpus % (grids[0] * grids[1]) == 0) & short
     tensor_C, pipeline_C, shape_C, micro_C, recompute_C, zero1_C = (grid[fits] for grid in grids)
     schedule_C, chunks_C = np.array(shapes).T[:, shape_C]
     data_C = gpus // (tensor_C * pipeline_C)
@@ -137,7 +143,7 @@ def evaluate(job: Job, layouts: Layouts) -> list[Plan]:
 
 def _chunk_counts(name: str, layers: int) -> Sequence[int]:
     fixed = orders.SCHEDULES[name].chunks
-    return (fixed,) if fixed is not None else range(2, min(MOST_STAGES, layers + 2) + 1)
+    return (fixed,) if fixed is not None else range(2, min(MOST_CHUNKS, layers + 2) + 1)
 
 
 def _divisors(number: int) -> list[int]:
@@ -148,9 +154,14 @@ def _distinct(job: Job, feasible: Layouts, count: int) -> Layouts:
     """The fastest by the closed form; of layouts alike but for ZeRO-1 and recomputation only the faster."""
     order = np.argsort(estimate(job, feasible), kind="stable") if len(feasible) else np.zeros(0, int)
     kept: dict[tuple[int, ...], int] = {}
+    ops = 0
     for c in order.tolist():
         key = tuple(int(getattr(feasible, name)[c]) for name in feasible.__slots__[:6])
-        kept.setdefault(key, c)
+        if key not in kept:
+            ops += 2 * (WARMED_UP + 2) * int(feasible.pipeline_C[c]) ** 2 * int(feasible.chunks_C[c])
+            if kept and ops > MOST_OPS:
+                break
+            kept[key] = c
         if len(kept) == count:
             break
     return feasible.take(np.array(list(kept.values()), dtype=int))

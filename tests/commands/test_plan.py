@@ -72,6 +72,7 @@ def test_nothing_that_fits_is_exit_code_3():
         ([*SEVENTY, "--network", "string"], "is no known network"),
         ([*SEVENTY, "--schedule", "naive"], "is no known schedule to plan with"),
         ([*SEVENTY, "--try", "tp=eight"], "cannot read 'tp=eight'"),
+        ([*SEVENTY, "--try", "tp=1,pp=512"], "pipelines of up to 128 ranks"),
         ([*SEVENTY, "--kv-heads", "7"], "cannot share 7 key/value heads"),
         ([*SEVENTY, "--device-memory", "0"], "must be above 0"),
         (["--layers", "32", "--gpus", "8", "--global-batch", "8"], "give --model, or also --hidden"),

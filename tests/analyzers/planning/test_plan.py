@@ -11,7 +11,7 @@ from ppdiag.analyzers.planning import formulas, orders, plan, rules, simulate
 from ppdiag.analyzers.planning.cost import estimate
 from ppdiag.analyzers.planning.hardware import DEVICES, NETWORKS, Cluster
 from ppdiag.analyzers.planning.layout import PLANNED, Job
-from ppdiag.analyzers.planning.models import MODELS, Model
+from ppdiag.analyzers.planning.models import MODELS, Model, gpt
 
 
 def _job(model: str, gpus: int, batch: int, *, device: str = "h100", network: str = "ndr") -> Job:
@@ -156,3 +156,23 @@ def test_every_schedule_can_be_planned_with(schedule):
     found = plan.search(_job("llama3-8b", 16, 64), schedules=(schedule,))
     assert all(one.schedule == schedule for one in found.plans)
     assert np.isfinite([one.step_s for one in found.plans]).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "batch", "published"),
+    # Narayanan et al. 2021, table 1: teraFLOP/s a GPU on A100, recomputation counted as work
+    [
+        ((80, 12288, 96), (8, 8, 24), 2304, 148),
+        ((96, 16384, 128), (8, 16, 15), 2160, 155),
+        ((105, 20480, 128), (8, 35, 9), 2520, 163),
+        ((128, 25600, 160), (8, 64, 6), 3072, 163),
+    ],
+)
+def test_predicted_speed_is_within_10_percent_of_megatrons(shape, layout, batch, published):
+    layers, hidden, heads = shape
+    tensor, pipeline, data = layout
+    model = gpt(layers=layers, hidden=hidden, heads=heads, vocab=51200, seq=2048)
+    gpus = tensor * pipeline * data
+    job = Job(model, Cluster(gpus, 8, DEVICES["a100"], NETWORKS["hdr"]), batch, flash=False)
+    step_s = estimate(job, _wish(tensor=tensor, pipeline=pipeline, data=data))[0]
+    assert 4 / 3 * model.step_flops * batch / gpus / step_s / 1e12 == pytest.approx(published, rel=0.10)
