@@ -56,7 +56,7 @@ class Clocks:
         line = self.lines[rank]
         if line == Line():
             return
-        for name in ("start_ns", "end_ns", "post_ns"):
+        for name in ("start_ns", "end_ns", "post_ns", "launch_ns"):
             local = spans[name] - line.origin_ns
             spans[name] += np.rint(line.offset_ns + line.drift * local).astype(np.int64)
 

@@ -230,10 +230,26 @@ class _Builder:
         before = np.empty(shape)
         before[1:] = reached[:-1]
         before[starts] = reached[starts]
-        self.host_NK = np.maximum(self.begin_NK - before, 0.0)
+        self.host_NK = np.maximum(self._entered_NK() - before, 0.0)
         compute = (self.what_N == COMPUTE)[:, None]
         self.work_NK = np.where(compute, np.maximum(self.end_NK - np.maximum(self.begin_NK, before), 0.0), 0.0)
         self.before_NK = before
+
+    def _entered_NK(self) -> np.ndarray:
+        """When the host had entered each event's op: its begin, and on a device its launch where that was before.
+
+        What lies between a launch in time and the begin on the device is no host time.
+        """
+        spans, events = self.program.trace.spans, self.program.events
+        on_device = (spans["flags"] & np.uint16(Flag.DEVICE)) != 0
+        if not on_device.any():
+            return self.begin_NK
+        span_MK = events["span"][self.index_MK]
+        launched = on_device[span_MK] & (events["what"][self.index_MK] != POST)
+        launch_MK = np.where(launched, (spans["launch_ns"][span_MK] - self.zero_K) / 1e9, np.inf)
+        entered_NK = self.begin_NK.copy()
+        entered_NK[self.at_M] = np.minimum(entered_NK[self.at_M], launch_MK)
+        return entered_NK
 
     def _next_begin_RK(self) -> np.ndarray:
         """When each rank's next step begins; the end of this one where the record stops (-inf here)."""

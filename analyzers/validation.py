@@ -22,7 +22,7 @@ def plausible(spans: np.ndarray) -> np.ndarray:
     """Mask of the spans that a recorder can have written."""
     kept = np.isin(spans["kind"], [int(kind) for kind in Kind])
     kept &= (spans["end_ns"] >= spans["start_ns"]) & (spans["post_ns"] <= spans["end_ns"])
-    for name in ("start_ns", "end_ns", "post_ns"):
+    for name in ("start_ns", "end_ns", "post_ns", "launch_ns"):
         kept &= (spans[name] >= 0) & (spans[name] < LATEST_NS)
     for name in _LABELS:
         kept &= spans[name] >= -1

@@ -13,7 +13,7 @@ import numpy as np
 from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import COMPUTE, POST, WAIT, Program
 from ppdiag.diagnosis import Place
-from ppdiag.model import Kind
+from ppdiag.model import Flag, Kind
 from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
@@ -77,10 +77,23 @@ def _stays(program: Program, own: np.ndarray) -> Stays:
     waits = own[mine["what"] == WAIT]
     groups = _Groups(program, waits, _group_of_each_wait(mine))
     waiting, taken = {}, busy
-    for place, stay in groups.places().items():
+    places = groups.places()
+    launched = np.concatenate([places[Place.UNEXPLAINED], _launched_gaps(mine, program.trace.spans)])
+    places[Place.UNEXPLAINED] = _by_begin(launched)
+    for place, stay in places.items():
         waiting[place] = _without(stay, taken)
         taken = _union(_by_begin(np.concatenate([taken, waiting[place]])))
     return Stays(busy, waiting)
+
+
+def _launched_gaps(mine: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Intervals in which a device stood before an op that the host had launched already (n x 2; ``mine`` by begin)."""
+    reached = np.maximum.accumulate(mine["end_ns"])
+    before = np.append(mine["begin_ns"][:1], reached[:-1])
+    launch = spans["launch_ns"][mine["span"]]
+    launched = ((spans["flags"][mine["span"]] & np.uint16(Flag.DEVICE)) != 0) & (mine["what"] != POST)
+    gaps = np.stack([np.maximum(before, launch), mine["begin_ns"]], axis=1)
+    return gaps[launched & (gaps[:, 1] > gaps[:, 0])]
 
 
 def _group_of_each_wait(mine: np.ndarray) -> np.ndarray:

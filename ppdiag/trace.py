@@ -34,6 +34,7 @@ SPAN_DTYPE = np.dtype(
         ("end_ns", np.int64),
         ("post_ns", np.int64),
         ("thread", np.int16),
+        ("launch_ns", np.int64),  # with Flag.DEVICE: when the host launched the op, or the wait; else without meaning
     ]
 )
 """The columns of a trace; their meaning is that of ``model.SPAN_FIELDS``."""

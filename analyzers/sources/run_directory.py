@@ -11,9 +11,10 @@ import numpy as np
 
 from ppdiag.analyzers import clock
 from ppdiag.analyzers.sources import rank_state
+from ppdiag.analyzers.sources.device_words import DeviceWords, move_posts
 from ppdiag.analyzers.validation import MOST_RANKS, plausible, whole, whole_or_none
 from ppdiag.errors import BadRecord, NothingRecorded, VersionMismatch
-from ppdiag.model import FORMAT_VERSION
+from ppdiag.model import FORMAT_VERSION, LAUNCH_UNIT_NS
 from ppdiag.rundir import MAX_HEADER_BYTES, PROCESSES_FILE, RUN_FILE, SPAN_MAGIC, decode_blocks, parse_rank_file_name
 from ppdiag.trace import SPAN_DTYPE, JobFacts, ProcessGroup, RankFacts, Trace, fact_names, sorted_spans
 
@@ -109,6 +110,7 @@ class _Rank:
         self.faults: list[str] = []
         self.probes: list[dict[str, Any]] = []
         self.warnings: list[str] = []
+        self.device = DeviceWords()
         self.state = rank_state.UNKNOWN
 
 
@@ -123,6 +125,7 @@ def _read_rank(rank: int, path: Path) -> _Rank:
     spans = _to_spans(np.frombuffer(b"".join(payloads), dtype), rank)
     kept = plausible(spans)
     found = _Rank(rank, header, spans[kept])
+    move_posts(found.spans)
     if not kept.all():
         found.warnings.append(f"{path.name}: {int((~kept).sum())} spans with impossible values were left out")
     if lost:
@@ -159,7 +162,7 @@ def _fields_are_known(described: object) -> bool:
         dtype = np.dtype([(str(name), str(kind)) for name, kind in described])  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         return False
-    wanted = set(SPAN_DTYPE.names or ()) - {"rank"}
+    wanted = set(SPAN_DTYPE.names or ()) - {"rank", "launch_ns"}
     integers = all(dtype[name].kind in "iu" for name in dtype.names or ())
     return wanted <= set(dtype.names or ()) and integers and dtype.itemsize <= 1024
 
@@ -170,6 +173,9 @@ def _to_spans(records: np.ndarray, rank: int) -> np.ndarray:
     for name in records.dtype.names or ():
         if name in (SPAN_DTYPE.names or ()):
             spans[name] = records[name]
+    spans["launch_ns"] = spans["start_ns"]
+    if "launch_lead" in (records.dtype.names or ()):
+        spans["launch_ns"] -= LAUNCH_UNIT_NS * records["launch_lead"].astype(np.int64)
     return spans
 
 
@@ -197,6 +203,10 @@ def _take_word(word: dict[str, Any], found: _Rank) -> None:
             found.groups[whole(word["id"], high=MOST_GROUPS)] = (str(word["name"]), members)
         case "clock":
             found.probes.append({name: whole(word[name]) for name in PROBE} | {"burst": whole(word.get("burst", 0))})
+        case "memory":
+            found.device.take_memory(word)
+        case "sample":
+            found.device.take_sample(word)
         case "fault":
             found.faults.append(f"{word.get('probe', 'probe')}: {word.get('error', '')}")
 
@@ -213,16 +223,26 @@ def _assemble(ranks: list[_Rank], *, source: str, ended: bool, warnings: list[st
     job = _job_facts(ranks, source)
     warnings = [*warnings, *_missing_ranks(job, facts), *clocks.warnings]
     for rank in ranks:
-        warnings += rank.warnings
+        warnings += [*rank.warnings, *rank.device.warnings(rank.rank)]
+        if untimed := whole_or_none(rank.facts, "untimed_on_device", low=1):
+            warnings.append(
+                f"rank {rank.rank}: {untimed} moments could not be timed on its device (CUDA graphs are captured, or the "
+                "device hangs); those ops have the host's times"
+            )
         warnings += [f"rank {rank.rank}: a probe of ppdiag turned itself off: {fault}" for fault in rank.faults]
     return Trace(
         spans=sorted_spans(np.concatenate(spans)),
         job=job,
         ranks=facts,
         groups=tuple(groups.all),
-        clock_error_s=clocks.error_s,
+        clock_error_s=clocks.error_s + _device_clock_error_s(ranks),
         warnings=tuple(warnings),
     )
+
+
+def _device_clock_error_s(ranks: Sequence[_Rank]) -> float:
+    """How far the devices' times may be off their hosts' clocks; 0 where nothing was timed on a device."""
+    return max((whole_or_none(rank.facts, "device_clock_error_ns") or 0 for rank in ranks), default=0) / 1e9
 
 
 class _Groups:
@@ -257,7 +277,7 @@ def _rank_facts(rank: _Rank, *, ended: bool) -> RankFacts:
         rank=rank.rank,
         host=str(rank.header.get("host", "")),
         clock=str(rank.header.get("clock", "")),
-        facts={**rank.header, **rank.facts},
+        facts={**rank.header, **rank.facts, **rank.device.facts()},
         clock_probes=tuple(rank.probes),
         status=rank_state.settle(
             rank.state, raised=str(rank.facts.get("raised", "")), ended=ended, clock=str(rank.header.get("clock", ""))
