@@ -375,12 +375,7 @@ def _wait(original: Any) -> Any:
         try:
             result = original(self, *args, **named)
         except BaseException:
-            end_ns = perf_counter_ns()
-            if instruments is not None:
-                instruments.drop(mark)
-                instruments.drop(instruments.leave(tails[0]))
-            for tail in tails:
-                append((start_ns, end_ns, *with_flag(tail, Flag.FAILED)))
+            _wait_failed(start_ns, tails, mark)
             raise
         end_ns = perf_counter_ns()
         recorder.inside = None
@@ -397,6 +392,15 @@ def _wait(original: Any) -> Any:
         return result
 
     return wait
+
+
+def _wait_failed(start_ns: int, tails: tuple[Tail, ...], mark: Any) -> None:
+    end_ns, instruments = perf_counter_ns(), RECORDER.instruments
+    if instruments is not None:
+        instruments.drop(mark)
+        instruments.drop(instruments.leave(tails[0]))
+    for tail in tails:
+        RECORDER.append((start_ns, end_ns, *with_flag(tail, Flag.FAILED)))
 
 
 def _with_source(work: Any, tails: tuple[Tail, ...]) -> tuple[Tail, ...]:
