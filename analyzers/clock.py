@@ -27,7 +27,7 @@ MOST_DRIFT = 1e-3
 """No clock of a computer drifts by more; crystals are good to 100 ppm."""
 USUAL_DRIFT = 1e-4
 """What a clock may drift where its drift could not be measured."""
-RTT_SPREAD_NS = 5_000
+RTT_SPREAD_NS = 50_000
 """Round trips within this of each other are equally good, however short the shortest is."""
 RTT_SLACK_NS = 2_000
 """Added to a probe's excess round-trip time before it becomes a weight, so that the best probe does not stand alone."""
@@ -107,7 +107,7 @@ def fit_probes(probes: Sequence[Mapping[str, int]]) -> Line | None:
     """Offset and drift from ping-pong probes; None where they are no use.
 
     A probe holds ``t0`` (sent) and ``t3`` (answer received) on the rank's clock, ``t1`` and ``t2`` on the reference's.
-    The probe with the least round trip of each ``burst`` is kept, bursts slower than twice the best (and 5 us) are
+    The probe with the least round trip of each ``burst`` is kept, bursts slower than twice the best (and 50 us) are
     dropped, and a line is fitted with weights 1 / (excess round trip + 2 us). The true offset at a probe lies within
     half its round trip; the fit's error is at most the largest such bound that it keeps, and what the clock may have
     drifted where one burst alone is left.

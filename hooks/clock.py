@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROBE = "clock"
 KEY = "ppdiag/clock"
-FIRST_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+FIRST_PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 PAUSE_S = 10.0
 """Between bursts, in the long run: 50 ppm of drift are 0.5 ms in this time, which the fitted line takes out."""
 PROBES = 8
