@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppdiag.analyzers import clock
+from ppdiag.analyzers.nccl.reader import own_logs, read_logs, recorded_ranks
+from ppdiag.analyzers.nccl.transports import transports_of
 from ppdiag.analyzers.sources import rank_state
 from ppdiag.analyzers.sources.device_words import DeviceWords, move_posts
 from ppdiag.analyzers.validation import MOST_RANKS, plausible, whole, whole_or_none
-from ppdiag.errors import BadRecord, NothingRecorded, VersionMismatch
+from ppdiag.errors import BadRecord, NotARun, NothingRecorded, VersionMismatch
 from ppdiag.model import FORMAT_VERSION, LAUNCH_UNIT_NS
 from ppdiag.rundir import MAX_HEADER_BYTES, PROCESSES_FILE, RUN_FILE, SPAN_MAGIC, decode_blocks, parse_rank_file_name
 from ppdiag.trace import SPAN_DTYPE, JobFacts, ProcessGroup, RankFacts, Trace, fact_names, sorted_spans

@@ -383,9 +383,9 @@ def test_the_logs_of_nccl_beside_the_record_name_the_transport_of_each_link(tmp_
     write_run(tmp_path, small())
     for rank in (0, 1):
         prefix = f"host{rank}:{100 + rank}:{100 + rank} [{rank}] NCCL INFO"
+        device = f"cudaDev {rank} nvmlDev {rank} busId {rank}000"
         lines = [
-            f"{prefix} ncclCommInitRank comm 0x1 rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank} busId {rank}000 "
-            "commId 0xabc - Init COMPLETE",
+            f"{prefix} ncclCommInitRank comm 0x1 rank {rank} nranks 2 {device} commId 0xabc - Init COMPLETE",
             f"{prefix} Channel 00/0 : {rank}[{rank}] -> {1 - rank}[{1 - rank}] [send] via NET/Socket/0",
         ]
         (tmp_path / f"nccl-host{rank}-{100 + rank}.log").write_text("\n".join(lines) + "\n")
