@@ -26,9 +26,8 @@ def install() -> None:
     guard.register(PROBE, uninstall)
     if _collected not in gc.callbacks:
         gc.callbacks.append(_collected)
-    module = sys.modules.get(DATA_LOADER)
-    if module is not None and not _patches:
-        owner = module._BaseDataLoaderIter
+    owner = getattr(sys.modules.get(DATA_LOADER), "_BaseDataLoaderIter", None)  # it imports torch.distributed itself
+    if owner is not None and not _patches:
         _patches.replace(owner, "__next__", _next(vars(owner)["__next__"]))
 
 
