@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.planning.formulas import SHARED_STATE_BYTES, STATE_BYTES
-from ppdiag.analyzers.planning.layout import Job, Layouts, holds_ends, kept_stages, rank_layers
+from ppdiag.analyzers.planning.formulas import SHARED_STATE_BYTES, STATE_BYTES, Answer, Quantity
+from ppdiag.analyzers.planning.layout import Job, Layouts, holds_ends, kept_stages, rank_layers, telling_ranks
 from ppdiag.analyzers.planning.models import VALUE_BYTES
 
 if TYPE_CHECKING:
@@ -88,3 +88,29 @@ def sharded_bytes(model: Model, *, ranks: int, micro_batch: int, flash: bool = T
     kept = model.layers * model.boundary_bytes + model.layer_activation_bytes(flash=flash)
     logits = model.seq * model.vocab * LOGIT_BYTES
     return 16.0 * model.parameters / ranks + gathered + micro_batch * (kept + logits)
+
+
+def answer(job: Job, layout: Layouts) -> Answer:
+    """The peak of the first, the second and the last rank of one layout, part by part."""
+    parts = peak(job, layout, telling_ranks(layout))
+    ranks = int(layout.pipeline_C[0])
+    names = ["first rank"] + ["second rank"] * (ranks > 2) + ["last rank"] * (ranks > 1)
+    rows = [0, 1, 2] if ranks > 2 else [0, 2][:ranks]
+    quantities = []
+    for name, row in zip(names, rows, strict=True):
+        for label, values_RC in (
+            ("weights, gradients, optimizer", parts.state_RC),
+            ("activations kept", parts.activations_RC),
+            ("work in progress", parts.working_RC),
+            ("together", parts.total_RC),
+        ):
+            quantities.append(Quantity(f"{name}: {label}", float(values_RC[row, 0]), "bytes"))
+    return Answer(
+        f"memory of {job.model.parameters / 1e9:.1f} B parameters, TP={int(layout.tensor_C[0])} PP={ranks} "
+        f"DP={int(layout.data_C[0])} V={int(layout.chunks_C[0])} M={int(layout.microbatches_C(job)[0])}",
+        tuple(quantities),
+        "18 N / TP (ZeRO-1: 6 + 12/DP) + kept stages x layers / V x bytes of a layer + larger of layer and logits",
+        "State by what lies on the rank; activations by how many forwards the schedule runs ahead of their backwards "
+        "there; in progress are the layer whose backward runs, or on the last stage the logits.",
+        "Korthikanti et al. 2022, equations 2 to 5; Megatron-LM, documentation of the distributed optimizer",
+    )

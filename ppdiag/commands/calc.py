@@ -45,7 +45,7 @@ def _json(command: Command) -> Command:
 
 @click.group()
 def calc() -> None:
-    """Work out one formula: bubble, message, microbatches, accumulation, parameters, volume."""
+    """Work out one formula: bubble, message, microbatches, accumulation, parameters, memory, volume."""
 
 
 @calc.command()
@@ -162,6 +162,47 @@ def volume(  # noqa: PLR0913  (one argument an option)
 
     answer = formulas.volume(layers=layers, micro_batch=micro_batch, seq=seq, hidden=hidden, tensor=tp, pipeline=pp)
     _print(answer, as_json=as_json)
+
+
+@calc.command()
+@click.option("--model", required=True, help="A model that ppdiag plan knows.")
+@_layout
+@_number("--dp", default=1, text="Data-parallel size.")
+@_number("-V", "--chunks", default=1, text="Stages a rank, V.")
+@_number("--micro-batch", default=1, text="Sequences of a microbatch.")
+@_number("-M", "--microbatches", text="Microbatches of a step, M.")
+@click.option("--schedule", help="Name of the schedule (default: 1f1b, or interleaved where V is above 1).")
+@click.option("--recompute", is_flag=True, help="Every layer is computed again in its backward.")
+@click.option("--zero1", is_flag=True, help="The optimizer's state is divided over DP.")
+@_json
+def memory(*, model: str, schedule: str | None, as_json: bool, **sizes: int) -> None:
+    """What the ranks of a pipeline hold at their peak, part by part."""
+    from ppdiag.analyzers.planning import memory as ranks  # noqa: PLC0415
+    from ppdiag.analyzers.planning.hardware import DEVICES, NETWORKS, Cluster  # noqa: PLC0415
+    from ppdiag.analyzers.planning.layout import PLANNED, Job  # noqa: PLC0415
+    from ppdiag.analyzers.planning.models import MODELS  # noqa: PLC0415
+    from ppdiag.analyzers.planning.plan import wish  # noqa: PLC0415
+
+    name = schedule or ("interleaved" if sizes["chunks"] > 1 else "1f1b")
+    for option, value, table in (("--model", model, MODELS), ("--schedule", name, PLANNED)):
+        if value not in table:
+            raise click.BadParameter(f"{value!r} is none of {', '.join(table)}", param_hint=option)
+    if MODELS[model].layers < sizes["pp"] * sizes["chunks"]:
+        raise click.BadParameter(f"{MODELS[model].layers} layers do not fill them", param_hint="--pp x --chunks")
+    # No device and no network hold a byte here.
+    cluster = Cluster(sizes["tp"] * sizes["pp"] * sizes["dp"], 8, DEVICES["h100"], NETWORKS["ndr"])
+    job = Job(MODELS[model], cluster, sizes["microbatches"] * sizes["micro_batch"] * sizes["dp"])
+    layout = wish(
+        tensor=sizes["tp"],
+        pipeline=sizes["pp"],
+        data=sizes["dp"],
+        chunks=sizes["chunks"],
+        micro=sizes["micro_batch"],
+        schedule=name,
+        recompute=sizes["recompute"],
+        zero1=sizes["zero1"],
+    )
+    _print(ranks.answer(job, layout), as_json=as_json)
 
 
 def _print(answer: Answer, *, as_json: bool) -> None:

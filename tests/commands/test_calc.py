@@ -31,6 +31,9 @@ def test_the_bubble_comes_with_both_ratios_and_the_rule_of_thumb_told_apart():
         ["accumulation", "--gpus", "72", "--tp", "3", "--pp", "8", "--global-batch", "1024", "--micro-batch", "4"],
         ["parameters", "--count", "175000000000", "--tp", "8", "--pp", "8"],
         ["parameters", "--model", "llama3-405b", "--tp", "8", "--pp", "16"],
+        ["memory", "--model", "llama3-70b", "--tp", "8", "--pp", "4", "-V", "2", "-M", "16", "--zero1", "--recompute"],
+        ["memory", "--model", "llama3-8b", "-M", "1"],
+        ["memory", "--model", "llama3-8b", "--pp", "2", "-M", "4"],
         ["volume", "--layers", "32", "--seq", "4096", "--hidden", "4096", "--tp", "8", "--pp", "8"],
     ],
 )
@@ -56,6 +59,9 @@ def test_each_formula_says_why_and_from_where_and_speaks_json(arguments):
         ["microbatches", "-P", "8", "--bubble", "1"],
         ["parameters"],
         ["parameters", "--model", "gpt-9"],
+        ["memory", "--model", "gpt-9", "-M", "1"],
+        ["memory", "--model", "llama3-8b", "-M", "1", "--schedule", "naive"],
+        ["memory", "--model", "llama3-8b", "-M", "1", "--pp", "33"],
         ["nonsense"],
     ],
 )

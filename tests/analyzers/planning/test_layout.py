@@ -64,3 +64,14 @@ def test_three_ranks_tell_of_all():
     layout = _layout("1f1b", 8, 1)
     assert telling_ranks(layout)[:, 0].tolist() == [0, 1, 7]
     assert telling_ranks(_layout("1f1b", 1, 1))[:, 0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "published"),
+    # README of github.com/deepseek-ai/DualPipe: activations of each device, in stages, with PP stages on PP/2 devices
+    # for DualPipeV; README of the Zero Bubble implementation: ZB1P and ZBV as 1F1B (p stages' worth), ZB2P twice that
+    [("1f1b", 1, 8), ("zb-h1", 1, 8), ("zb-h2", 1, 2 * 8 - 1), ("zb-v", 2, 2 * 8), ("dualpipe-v", 2, 2 * 8 + 1)],
+)
+def test_memory_columns_of_published_schedules(schedule, chunks, published):
+    job, layout = _job("llama3-8b", 8, 64), _layout(schedule, 8, chunks)
+    assert kept_stages(job, layout, telling_ranks(layout))[0, 0] == published

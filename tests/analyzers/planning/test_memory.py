@@ -102,3 +102,15 @@ def test_zero_1_leaves_6_bytes_and_divides_12():
 def test_zero_3_alone_fits_8b_on_8_gpus_and_not_405b():
     fits = memory.sharded_bytes(MODELS["llama3-8b"], ranks=8, micro_batch=1)
     assert fits < 80 * GIB < memory.sharded_bytes(MODELS["llama3-405b"], ranks=8, micro_batch=1)
+
+
+def test_an_answer_adds_up_on_each_rank():
+    cluster = Cluster(64, 8, DEVICES["a100"], NETWORKS["hdr"])
+    job = Job(MODELS["gpt3-175b"], cluster, global_batch=64)
+    layout = wish(tensor=8, pipeline=8, data=1, chunks=1, micro=1, schedule="1f1b", recompute=True, zero1=False)
+    sizes = {quantity.name: quantity.value for quantity in memory.answer(job, layout).quantities}
+    for rank in ("first", "second", "last"):
+        state, kept, work, together = (value for name, value in sizes.items() if name.startswith(f"{rank} rank"))
+        assert state + kept + work == pytest.approx(together)
+    # 96 layers on 8 stages, inputs of 2 s h / 8 bytes: the first rank keeps 8 microbatches
+    assert sizes["first rank: activations kept"] == 8 * 12 * 2 * 2048 * 12288 / 8
