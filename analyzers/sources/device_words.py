@@ -98,4 +98,3 @@ def move_posts(spans: np.ndarray) -> None:
         reached = np.where(never, reached, np.minimum(reached, spans["start_ns"][posted]))
         spans["post_ns"][posted] = np.where(on_device[posted] | never, reached, spans["post_ns"][posted])
         spans["start_ns"][posted[never]] = spans["end_ns"][posted[never]] = reached[never]
-
