@@ -1,4 +1,4 @@
-"""What no recorder writes is left out on reading: the checksum of a block says that it is whole, not that it is sane."""
+"""What no recorder writes is left out on reading: a checksum says that a block is whole, not that it is sane."""
 
 from __future__ import annotations
 
