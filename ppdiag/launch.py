@@ -20,7 +20,7 @@ from ppdiag.model import FORMAT_VERSION
 from ppdiag.rundir import RUN_FILE, parse_rank_file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
@@ -157,8 +157,10 @@ def check_command(command: Sequence[str]) -> None:
         raise LaunchFailed(f"cannot start {command[0]}: no such program; the command follows --, program first")
 
 
-def run_job(command: Sequence[str], variables: Mapping[str, str]) -> int:
+def run_job(command: Sequence[str], variables: Mapping[str, str], *, meanwhile: Callable[[], None]) -> int:
     """Run the job with our stdin, stdout and stderr; pass on signals that were sent to us alone.
+
+    ``meanwhile`` is called once, as soon as the job has been started.
 
     The signals are blocked and taken one by one, so that none is lost between two looks at the job. One that the
     terminal sent (Ctrl-C) has reached the job too, since it is in our process group, and is not sent again.
@@ -173,6 +175,7 @@ def run_job(command: Sequence[str], variables: Mapping[str, str]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
         process = _start(command, variables, before)
+        meanwhile()
         while process.poll() is None:
             _pass_on(process, signal.sigwaitinfo(wanted))
         _drop_pending(set(_FORWARDED))

@@ -61,10 +61,24 @@ def run(  # noqa: PLR0913  (one argument an option)
     check_command(command)
     path = prepare_run_directory(output or default_run_directory(), command)
     before = rank_files(path)
-    exit_code = run_job(command, job_variables(path, os.environ, max_bytes=max_size, nccl=nccl))
+    variables = job_variables(path, os.environ, max_bytes=max_size, nccl=nccl)
+    exit_code = run_job(command, variables, meanwhile=lambda: None if quiet else _say_what_is_wrong(command))
     note_end(path, exit_code)
     holding = _explain(path, asked, quiet=quiet) if rank_files(path) - before else _say_silent(path)
     sys.exit(CONDITION_HOLDS if holding and exit_code == 0 else exit_code)
+
+
+def _say_what_is_wrong(command: Sequence[str]) -> None:
+    """What ``ppdiag check`` finds in the command; never in the way of the job, which has started by now."""
+    try:
+        from ppdiag.commands import check  # noqa: PLC0415  (heavy: only once the job has been started)
+
+        for line in check.lines(command):
+            _say(line)
+    except PpdiagError as error:
+        _say(f"{error} (see {error.slug})")
+    except Exception as error:  # noqa: BLE001  (a fault of the check is no fault of the job)
+        _say(f"the check of the command failed: {type(error).__name__}: {error} (see error)")
 
 
 def _explain(path: Path, asked: Wanted, *, quiet: bool) -> Sequence[str]:

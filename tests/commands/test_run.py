@@ -57,6 +57,26 @@ def test_standard_output_of_the_job_passes_through_alone(ppdiag_run):
     assert done.stderr.startswith("ppdiag: nothing was recorded")
 
 
+HEADS_THAT_TP_DOES_NOT_DIVIDE = ["--tensor-model-parallel-size", "3", "--num-attention-heads", "64"]
+
+
+def test_what_is_wrong_with_the_layout_is_said_and_does_not_stop_the_job(ppdiag_run):
+    done = ppdiag_run(
+        "-o", "run", "--", sys.executable, "-c", "print('ran')", "pretrain_gpt.py", *HEADS_THAT_TP_DOES_NOT_DIVIDE
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "ppdiag: error: heads: 64 attention heads cannot be divided over TP = 3" in done.stderr
+
+
+def test_a_configuration_that_cannot_be_read_is_said_and_does_not_stop_the_job(ppdiag_run, tmp_path):
+    (tmp_path / "bad.json").write_text("{")
+    done = ppdiag_run(
+        "-o", "run", "--", sys.executable, "-c", "print('ran')", "train.py", "--deepspeed_config", "bad.json"
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "Traceback" not in done.stderr
+
+
 def test_standard_input_reaches_the_job(ppdiag_run):
     assert ppdiag_run("-o", "run", "--", "cat", typed="hello\n").stdout == "hello\n"
 
