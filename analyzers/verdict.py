@@ -124,14 +124,20 @@ def _doubt(context: Context, cause: Cause, why: Mapping[Cause, float], unexplain
     second = max((name for name in why if name is not cause), key=lambda name: why[name])
     if cause is Cause.IMBALANCE and _comes_first(context, why[cause]):
         return ""
-    if why[second] >= WORTH_SAYING and not _told_apart(context.shares, cause, second):
+    if why[second] >= WORTH_SAYING and not _told_apart(context, cause, second):
         return f"; undecided, since {second.value} ({percent(why[second])}) is as large within the spread of the steps"
     return ""
 
 
-def _told_apart(shares: Shares, first: Cause, second: Cause) -> bool:
-    """Whether most steps agree on which is larger; a count of steps, since one odd step may outweigh all others."""
-    return bool((shares.cause_K[first] > shares.cause_K[second]).mean() >= LEAST_AGREEING)
+def _told_apart(context: Context, first: Cause, second: Cause) -> bool:
+    """Whether most steps agree on which is larger; a count of steps, since one odd step may outweigh all others.
+
+    The steps' own shares are those before negative ones are moved: their spread is laid around the shares shown.
+    """
+    shares = context.shares
+    difference_K = (shares.cause_K[first] - shares.cause_K[second]) / shares.duration_K
+    shown = getattr(context.why, first.value) - getattr(context.why, second.value)
+    return bool((difference_K - difference_K.mean() + shown > 0).mean() >= LEAST_AGREEING)
 
 
 NOWHERE = blame.Candidate(gain_s=0.0)
