@@ -8,14 +8,19 @@ the package, its ``install(name)`` is called. ``uninstall()`` is equal and oppos
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Protocol
 
-ADAPTERS = {
+VARIABLE = "PPDIAG_ADAPTERS"
+"""Environment variable; ``none`` switches all adapters off, so that the universal layer works alone."""
+ADAPTERS: dict[str, str] = {
     "deepspeed.runtime.pipe": "ppdiag.hooks.adapters.deepspeed:ADAPTER",
     "megatron.core.pipeline_parallel": "ppdiag.hooks.adapters.megatron:ADAPTER",
     "torch.distributed.pipelining": "ppdiag.hooks.adapters.torch_pipelining:ADAPTER",
 }
 """``package: "module:object"``; the standard library's notation of an entry point."""
+if os.environ.get(VARIABLE) == "none":
+    ADAPTERS.clear()
 
 
 class Adapter(Protocol):
