@@ -36,6 +36,9 @@ TIGHT_NS = 200_000
 LOOK_NS = 20_000_000
 LOOK_PAUSE_S = 50e-6
 """A closer look: so long the next event is queried, with this pause in between (a query takes some us of the GIL)."""
+STALE_NS = 20_000_000_000
+LONG_LOOK_NS = 1_000_000_000
+"""Where ops are long, short looks may miss every end so long: then one look lasts until there is one, or so long."""
 LAST_LOOK_NS = 1_000_000_000
 """At exit, how long to wait for events that are not complete; their spans are then timed by the host."""
 PATIENCE_SPANS = 1 << 12
@@ -156,6 +159,8 @@ class DeviceClock:
         """Held while CUDA is asked about events: in the capture of a graph, that would end the capture."""
         self._captures = 0
         self._adopted = False
+        self._looked_ns = now_ns()
+        """When an event was last seen to complete."""
         self.time = DeviceTime()
         self.untimed = 0
         """Marks that were not to be had: in the capture of a graph, on another device, or with too many pending."""
@@ -286,12 +291,13 @@ class DeviceClock:
         event = self._next_event()
         if event is None:
             return
-        until_ns = self._now_ns() + LOOK_NS
-        incomplete_ns = None
+        start_ns, incomplete_ns = self._now_ns(), None
+        until_ns = start_ns + (LOOK_NS if start_ns - self._looked_ns < STALE_NS else LONG_LOOK_NS)
         while (before_ns := self._now_ns()) < until_ns and not self._captures:
             if self._is_complete(event):
                 seen_ns = self._now_ns()
                 if incomplete_ns is not None and self._references:
+                    self._looked_ns = seen_ns
                     device_ns = self._elapsed_ns(self._references[-1], event)
                     self.time.not_before(device_ns, incomplete_ns)
                     self.time.not_after(device_ns, seen_ns)

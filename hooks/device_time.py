@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 FIRST_EPOCH_NS = 250_000_000
 EPOCH_NS = 2_000_000_000
-"""At the 50 ppm of an uncorrected crystal the offset moves by 100 us within one; with the drift known, by nothing."""
+"""At first the drift may move the offset in an epoch by ``MOST_DRIFT`` of its length: so the first ones are short."""
 MOST_EPOCHS = 64
 LOOSE = 4.0
 """Epochs with bounds this many times as far apart as the tightest are not used."""
 USUAL_DRIFT = 50e-6
 """Spread of the drift before anything is measured: an epoch or two must not make up a drift from their errors."""
+MOST_DRIFT = 2 * USUAL_DRIFT
+"""By which bounds are widened for their distance from the epoch's beginning, until the drift is known better."""
 RESOLUTION_NS = 500.0
 """Of a CUDA event (cudaEventElapsedTime: around 0.5 us)."""
 
@@ -38,7 +40,7 @@ class _Epoch:
 
     @property
     def half_ns(self) -> float:
-        """Half the distance of the bounds; where the drift made them cross, as far as they cross."""
+        """Half the distance of the bounds; where they cross (a clock was set), as far as they cross."""
         return abs(self.high_ns - self.low_ns) / 2
 
     @property
@@ -64,6 +66,7 @@ class DeviceTime:
         self._offset_ns = 0.0
         self.drift = 0.0
         """Seconds that the host's clock gains a second on the device's."""
+        self._drift_error = MOST_DRIFT
         self.error_ns = 0
         """Bound on the error at the epochs in use."""
 
@@ -80,12 +83,12 @@ class DeviceTime:
     def not_before(self, device_ns: float, host_ns: int) -> None:
         """The device reached this time when the host's clock showed ``host_ns``, or later."""
         epoch = self._epoch(device_ns)
-        epoch.low_ns = max(epoch.low_ns, self._difference(epoch, device_ns, host_ns))
+        epoch.low_ns = max(epoch.low_ns, self._difference(epoch, device_ns, host_ns, -self._drift_error))
 
     def not_after(self, device_ns: float, host_ns: int) -> None:
         """The device reached this time when the host's clock showed ``host_ns``, or earlier."""
         epoch = self._epoch(device_ns)
-        epoch.high_ns = min(epoch.high_ns, self._difference(epoch, device_ns, host_ns))
+        epoch.high_ns = min(epoch.high_ns, self._difference(epoch, device_ns, host_ns, self._drift_error))
 
     def host_ns(self, device_ns: float) -> int:
         """The host's clock at this time of the device."""
@@ -106,9 +109,10 @@ class DeviceTime:
             self._open = _Epoch(device_ns)
         return self._open
 
-    def _difference(self, epoch: _Epoch, device_ns: float, host_ns: int) -> float:
+    def _difference(self, epoch: _Epoch, device_ns: float, host_ns: int, slack: float) -> float:
         """``host - device`` at the epoch's beginning, by the drift as far as it is known."""
-        return host_ns - device_ns - self.drift * (device_ns - epoch.at_ns)
+        away_ns = device_ns - epoch.at_ns
+        return host_ns - device_ns - self.drift * away_ns + slack * abs(away_ns)
 
     def _fit(self) -> None:
         """A line through the middles, weighted by the bounds, its slope held back by ``USUAL_DRIFT``."""
@@ -125,6 +129,7 @@ class DeviceTime:
             across += weight * (epoch.at_ns - origin) * (epoch.middle_ns - base - level)
             along += weight * (epoch.at_ns - origin) ** 2
         self.drift = across / (along + 1 / USUAL_DRIFT**2)
+        self._drift_error = 2 / math.sqrt(along + 1 / USUAL_DRIFT**2)
         self._origin_ns, self._offset_ns = origin, base + level
         self.error_ns = math.ceil(max(epoch.half_ns + self._residual(epoch) for epoch in used))
 

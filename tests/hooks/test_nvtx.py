@@ -1,0 +1,132 @@
+"""Ranges: their names, and when there are none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from ppdiag.hooks import nvtx as ranges
+from ppdiag.hooks.recorder import compute_tail
+from ppdiag.model import NONE, Kind
+
+
+class Domain:
+    """Takes down what it is told, as a tool's would."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.told: list[str] = []
+        self.prepared = 0
+
+    def get_event_attributes(self, message: str, **_: Any) -> str:
+        self.prepared += 1
+        return message
+
+    def push_range(self, attributes: str) -> None:
+        self.open.append(attributes)
+        self.told.append(attributes)
+
+    def pop_range(self) -> None:
+        self.open.pop()
+
+    def start_range(self, attributes: str) -> str:
+        self.told.append(attributes)
+        return attributes
+
+    def end_range(self, range_id: str) -> None:
+        self.told.append(f"end of {range_id}")
+
+
+def test_a_range_says_what_it_is_of_which_stage_and_microbatch() -> None:
+    domain = Domain()
+    found = ranges.Ranges(domain)
+    found.push(compute_tail(Kind.BACKWARD, 0, (5, 2, 0), 0))
+    found.push((0, 64, 0, 0, 1, 0, 5, 2, 0, 0, 0, 0, int(Kind.RECV), 0))
+    found.push(compute_tail(Kind.OPTIMIZER, 0, (NONE, NONE, NONE), 0))
+    assert domain.open == ["B stage 2 mb 5", "recv-wait stage 2 mb 5 from rank 1", "optimizer"]
+    for _ in range(3):
+        found.pop()
+    assert domain.open == []
+
+
+def test_attributes_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "MOST_PREPARED", 3)
+    domain = Domain()
+    found = ranges.Ranges(domain)
+    for _ in range(10):
+        for microbatch in range(3):
+            found.push(compute_tail(Kind.FORWARD, 0, (microbatch, 0, 0), 0))
+    assert domain.prepared == 3
+    for microbatch in range(100):
+        found.push(compute_tail(Kind.FORWARD, 0, (microbatch, 0, 0), 0))
+        assert len(found._prepared) <= 3
+
+
+def test_a_step_is_one_range_until_the_next_begins() -> None:
+    domain = Domain()
+    found = ranges.Ranges(domain)
+    found.next_step(7)
+    found.next_step(8)
+    assert domain.told == ["step 7", "end of step 7", "step 8"]
+
+
+def test_without_a_tool_there_are_no_ranges() -> None:
+    pytest.importorskip("nvtx")
+    assert ranges.open_ranges() is None
+
+
+def test_without_the_package_there_are_no_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    assert ranges.open_ranges() is None
+
+
+TOOL = r"""
+#include <stdint.h>
+#include <stdio.h>
+#include <stddef.h>
+/* The smallest NVTX 3 tool: prints each pushed message and each pop, with its domain (nvtx3/nvtxDetail/nvtxTypes.h). */
+typedef struct { uint16_t version; uint16_t size; uint32_t category; int32_t colorType; uint32_t color;
+                 int32_t payloadType; int32_t reserved0; uint64_t payload; int32_t messageType;
+                 const char* message; } Attributes;
+typedef struct { size_t size; int (*table)(uint32_t, void****, unsigned int*); } Callbacks;
+typedef const void* (*GetTable)(uint32_t);
+static struct { const char* name; } domain;
+static void* create(const char* name) { domain.name = name; return &domain; }
+static void* string(void* d, const char* text) { return (void*)text; }
+static int push(void* d, const Attributes* a) {
+    fprintf(stderr, "tool: %s: push %s\n", domain.name, a->message); return 0;
+}
+static int pop(void* d) { fprintf(stderr, "tool: %s: pop\n", domain.name); return 0; }
+int InitializeInjectionNvtx2(GetTable get) {
+    const Callbacks* callbacks = get(1);            /* NVTX_ETID_CALLBACKS */
+    void*** table; unsigned int size;
+    if (!callbacks || !callbacks->table(5, &table, &size)) return 0;   /* NVTX_CB_MODULE_CORE2 */
+    *table[4] = (void*)push; *table[5] = (void*)pop;                  /* DomainRangePushEx, DomainRangePop */
+    *table[10] = (void*)string; *table[12] = (void*)create;           /* DomainRegisterStringA, DomainCreateA */
+    return 1;
+}
+"""
+
+
+def test_a_real_tool_sees_the_ranges(tmp_path: Any, checkout_environment: dict[str, str]) -> None:
+    pytest.importorskip("nvtx")
+    source, library = tmp_path / "tool.c", tmp_path / "tool.so"
+    source.write_text(TOOL)
+    compiler = subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False, capture_output=True)
+    if compiler.returncode:
+        pytest.skip("no C compiler")
+    code = """
+        from ppdiag.hooks import nvtx
+        from ppdiag.hooks.recorder import compute_tail
+        ranges = nvtx.open_ranges()
+        ranges.push(compute_tail(1, 0, (5, 2, 0), 0))
+        ranges.pop()
+    """
+    environment = {**checkout_environment, "NVTX_INJECTION64_PATH": str(library)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines() == ["tool: ppdiag: push F stage 2 mb 5", "tool: ppdiag: pop"]
