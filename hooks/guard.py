@@ -33,9 +33,14 @@ def failed(probe: str, error: BaseException) -> None:
         _disable.pop(probe, _nothing)()
 
 
+def has_failed(probe: str) -> bool:
+    """Whether a probe has switched itself off for good."""
+    return any(known == probe for known, _ in _faults)
+
+
 def say_once(probe: str, text: str, consequence: str) -> None:
     """One line on stderr and one fault line for each probe, however often it fails."""
-    if any(known == probe for known, _ in _faults):
+    if has_failed(probe):
         return
     _faults.append((probe, text[:500]))
     with contextlib.suppress(Exception):  # stderr may be closed

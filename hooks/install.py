@@ -71,13 +71,38 @@ def uninstall_probes() -> None:
             probe.uninstall()
 
 
+def sleep_probes() -> None:
+    """Take off what costs something with every op. Adapters stay: some patch only what is made after them."""
+    for probe in _probes_of_ops():
+        probe.uninstall()
+
+
+def wake_probes() -> None:
+    """Put on again what :func:`sleep_probes` took off."""
+    for probe in _probes_of_ops():
+        if not guard.has_failed(probe.PROBE):
+            probe.install()
+
+
+def _probes_of_ops() -> list[Any]:
+    from ppdiag.hooks import autograd, host_causes, modules, process_group
+
+    return [process_group, modules, host_causes, autograd]
+
+
+def _is_asleep(probe: Any) -> bool:
+    recorder = sys.modules.get("ppdiag.hooks.recorder")
+    return recorder is not None and recorder.RECORDER.asleep and probe in _probes_of_ops()
+
+
 def run_installers(name: str, *, note: bool = True) -> None:
     """Install what patches the module of this name, which has been executed."""
     try:
         if name == DISTRIBUTED and note:
             _note_process("torch")
         for probe in _probes(name):
-            probe.install()
+            if not _is_asleep(probe):
+                probe.install()
         for package in adapters.ADAPTERS:
             if name.startswith(package):
                 adapters.load(package).install(name)
@@ -88,9 +113,9 @@ def run_installers(name: str, *, note: bool = True) -> None:
 def _probes(module: str) -> list[Any]:
     """The probes that a module of torch is patched by; imported only now, since most processes never import torch."""
     if module == OPTIMIZER:
-        from ppdiag.hooks import optimizer
+        from ppdiag.hooks import control, optimizer
 
-        return [optimizer]
+        return [optimizer, control]
     if module == DISTRIBUTED:
         from ppdiag.hooks import clock, host_causes, instruments, modules, process_group
 

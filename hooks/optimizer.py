@@ -16,10 +16,14 @@ MODULE = "torch.optim.optimizer"
 
 after_step: list[Any] = []
 """Told the time (ns) at which the outermost optimizer ended."""
+at_step_end: list[Any] = []
+"""Called when that has ended a step, also while the recorder sleeps."""
 
 _handles: list[Any] = []
 _open: list[tuple[int, int, Any]] = []
 """(id of the optimizer, start, mark) of the steps that run: optimizers nest (a container steps its members)."""
+_stepped: set[int] = set()
+"""Ids of the optimizers that have ended in this step: one that ends again, while we sleep, ends another step."""
 
 
 def install() -> None:
@@ -37,6 +41,7 @@ def uninstall() -> None:
     while _handles:
         _handles.pop().remove()
     _open.clear()
+    _stepped.clear()
 
 
 def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -56,7 +61,11 @@ def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
 
 
 def _end(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    if not RECORDER.active or not _open:
+    if not RECORDER.active:
+        if at_step_end:
+            _ended_asleep(id(optimizer))
+        return
+    if not _open:
         return
     try:
         end_ns = perf_counter_ns()
@@ -72,16 +81,36 @@ def _end(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         else:
             RECORDER.append((start_ns, end_ns, *_tail(start_ns)))
         if not _open:
-            _ended(end_ns)
+            _ended(id(optimizer), end_ns)
     except Exception as error:
         guard.failed(PROBE, error)
 
 
-def _ended(end_ns: int) -> None:
+def _ended(owner: int, end_ns: int) -> None:
+    if not RECORDER.step_ended:
+        _stepped.clear()
+    _stepped.add(owner)
     RECORDER.step_ended = True
     for function in after_step:
         function(end_ns)
     RECORDER.flush_soon()
+    for function in at_step_end:
+        function()
+
+
+def _ended_asleep(owner: int) -> None:
+    """Count a step of which nothing else was seen, as :func:`_ended` and the first op of the next step would."""
+    try:
+        if owner in _stepped or not RECORDER.step_ended:
+            if RECORDER.step_ended:
+                RECORDER.begin_step()
+            RECORDER.step_ended = True
+            _stepped.clear()
+            for function in at_step_end:
+                function()
+        _stepped.add(owner)
+    except Exception as error:
+        guard.failed(PROBE, error)
 
 
 def _tail(start_ns: int) -> Any:

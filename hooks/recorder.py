@@ -85,6 +85,8 @@ class Recorder:
         """Whether events are recorded now: the one thing that a sleeping hook looks at."""
         self.instruments: Instruments | None = None
         """What is put around ops beside the clock reading; None in a job without a device."""
+        self.asleep = False
+        """Not to record before :meth:`wake`."""
         self.stopped = False
         """Never to start (again) in this process."""
         self.spans: list[tuple[int, ...]] = []
@@ -115,8 +117,16 @@ class Recorder:
 
         Slow only once: before the rank is known it looks up one attribute.
         """
-        if self.stopped or self._writer is not None:
-            return False  # asleep, or over
+        if self.asleep or self.stopped or self._writer is not None:
+            return False
+        return self._begin_if_known()
+
+    def begin_asleep(self) -> None:
+        """Make the files of a sleeping rank, so that it can be seen; does nothing once they are there."""
+        if self._writer is None and not self.stopped:
+            self._begin_if_known()
+
+    def _begin_if_known(self) -> bool:
         distributed = sys.modules.get("torch.distributed.distributed_c10d")
         if distributed is None or distributed.GroupMember.WORLD is None:
             return False
@@ -133,10 +143,11 @@ class Recorder:
 
     def sleep(self) -> None:
         """Record nothing until :meth:`wake`."""
-        self.active = False
+        self.asleep, self.active = True, False
 
     def wake(self) -> None:
         """Record again."""
+        self.asleep = False
         self.active = self._writer is not None and not self.stopped
 
     @property
@@ -204,7 +215,7 @@ class Recorder:
         self._previous_excepthook, sys.excepthook = sys.excepthook, self._excepthook
         atexit.register(self.finish)
         self._writer.start()
-        self.active = True
+        self.active = not self.asleep
         for function in self.on_begin:
             function(rank, world_size)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 """Longest time between two flushes, and period of the heartbeat: what a SIGKILL between step ends may cost."""
+SLEEPING_TICK_S = 2.0
+"""The same while nothing is recorded."""
 ANCHOR_PERIOD_S = 60.0
 BLOCK_RECORDS = 256
 """Records packed in one go; packing holds the GIL (about 0.5 us a record): this bounds a stall of the job to 0.2 ms."""
@@ -127,7 +129,7 @@ class Writer:
 
     def _run(self) -> None:
         while not self._closed:
-            self._bell.acquire(timeout=TICK_S)
+            self._bell.acquire(timeout=TICK_S if self._recorder.active else SLEEPING_TICK_S)
             self.flush()
 
     def _write_spans(self) -> None:

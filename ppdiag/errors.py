@@ -69,6 +69,20 @@ class LaunchFailed(PpdiagError):
     exit_code = 6
 
 
+class NoAnswer(PpdiagError):
+    """A running job does not answer: it has ended, was not started to be woken, or takes long."""
+
+    slug = "no-answer"
+    exit_code = 6
+
+
+class AttachFailed(PpdiagError):
+    """A running process cannot be armed."""
+
+    slug = "attach-failed"
+    exit_code = 6
+
+
 class BadCondition(PpdiagError):
     """A ``--fail-on`` condition cannot be read."""
 

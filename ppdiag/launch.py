@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
+MODE_VARIABLE = "PPDIAG_MODE"
 
 _FORWARDED = (
     signal.SIGINT,
@@ -117,9 +118,16 @@ def bootstrap_directory() -> str:
 
 
 def job_variables(
-    directory: Path, environ: Mapping[str, str], *, max_bytes: int | None = None, nccl: bool = False
+    directory: Path,
+    environ: Mapping[str, str],
+    *,
+    max_bytes: int | None = None,
+    nccl: bool = False,
+    mode: str = "",
 ) -> dict[str, str]:
     """The variables that make every Python of a job record into ``directory`` (absolute).
+
+    ``mode`` says which steps, in the words of ``ppdiag.hooks.control``; all where it is empty.
 
     Raises:
         LaunchFailed: PYTHONPATH cannot name our folder, since its path holds the separator.
@@ -131,6 +139,8 @@ def job_variables(
     variables = {RUN_DIR_VARIABLE: str(directory), "PYTHONPATH": os.pathsep.join([bootstrap, *others])}
     if max_bytes is not None:
         variables[MAX_BYTES_VARIABLE] = str(max_bytes)
+    if mode:
+        variables[MODE_VARIABLE] = mode
     return variables | (_nccl_variables(directory, environ) if nccl else {})
 
 

@@ -44,6 +44,46 @@ def nccl_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--nccl/--no-nccl", default=True, help=text)(command)
 
 
+def mode_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which steps are recorded: --dormant, --every, --window, --measure-overhead."""
+    for option in reversed(
+        (
+            click.option("--dormant", is_flag=True, help="Record nothing until ppdiag record asks for it."),
+            click.option("--every", metavar="K", type=click.IntRange(min=2), help="Record a window of steps every K."),
+            click.option("--window", metavar="N", type=click.IntRange(min=1), help="Its steps (default: 5)."),
+            click.option(
+                "--measure-overhead", is_flag=True, help="Record blocks of steps in turns, and say what it costs."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def mode(*, dormant: bool, every: int | None, window: int | None, measure_overhead: bool) -> str:
+    """The mode of the hooks that these options ask for.
+
+    Raises:
+        click.UsageError: they contradict each other.
+
+    >>> mode(dormant=False, every=100, window=None, measure_overhead=False)
+    'every:100:5'
+    """
+    if window is not None and every is None:
+        raise click.UsageError("--window needs --every")
+    if measure_overhead and (dormant or every is not None):
+        raise click.UsageError("--measure-overhead goes with neither --dormant nor --every")
+    if measure_overhead:
+        return "overhead"
+    if every is not None:
+        return f"every:{every}:{window or DEFAULT_WINDOW}"
+    return "dormant" if dormant else ""
+
+
+DEFAULT_WINDOW = 5
+"""Steps of a window where --window is not given."""
+
+
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what to do with a diagnosis: --json, --html, --fail-on, --quiet."""
     for option in reversed(

@@ -13,7 +13,9 @@ A rank writes three files, named by its rank and by how often it was (re)started
   ``clock`` (a ping-pong probe), ``fault`` (a probe of ours that failed: ``probe``, ``error``).
 * ``rank00003-0.state``: the state slot, ``STATE_SIZE`` bytes, rewritten in place.
 
-Beside them ``run.json`` (the launcher's facts) and ``processes.jsonl`` (every Python process that was armed).
+Beside them ``run.json`` (the launcher's facts), ``processes.jsonl`` (every Python process that was armed) and, while
+``ppdiag record`` speaks with the ranks, ``control.json`` (``id``, ``steps``, ``start``: -1 while it asks). The ranks
+answer with lines of type ``control``; ``block`` lines have the lengths of blocks of steps, probed and not.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ MOST_FAILED_CHECKSUMS = 16
 
 RUN_FILE = "run.json"
 PROCESSES_FILE = "processes.jsonl"
+CONTROL_FILE = "control.json"
 _RANK_FILE = re.compile(r"rank(\d{5,})-(\d+)\.(spans|jsonl|state)\Z")
 
 

@@ -10,6 +10,8 @@ COMMANDS = Registry(
         "run": "ppdiag.commands.run:run",
         "analyze": "ppdiag.commands.analyze:analyze",
         "env": "ppdiag.commands.env:env",
+        "record": "ppdiag.commands.record:record",
+        "attach": "ppdiag.commands.attach:attach",
         "nccl": "ppdiag.commands.nccl:nccl",
         "plan": "ppdiag.commands.plan:plan",
         "check": "ppdiag.commands.check:check",

@@ -9,14 +9,24 @@ from pathlib import Path
 import click
 
 from ppdiag.launch import job_variables, prepare_run_directory
-from ppdiag.options import max_size_option, nccl_option
+from ppdiag.options import max_size_option, mode, mode_options, nccl_option
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @max_size_option
 @nccl_option
-def env(directory: Path, *, max_size: int | None, nccl: bool) -> None:
+@mode_options
+def env(  # noqa: PLR0913  (one argument an option)
+    directory: Path,
+    *,
+    max_size: int | None,
+    nccl: bool,
+    dormant: bool,
+    every: int | None,
+    window: int | None,
+    measure_overhead: bool,
+) -> None:
     """Print the variables that make a job record into DIRECTORY.
 
     For sbatch, Kubernetes and others that start the job themselves. In a shell:
@@ -25,6 +35,7 @@ def env(directory: Path, *, max_size: int | None, nccl: bool) -> None:
 
     The directory is made if need be. It must be seen by all nodes under the same path, as must ppdiag itself.
     """
+    steps = mode(dormant=dormant, every=every, window=window, measure_overhead=measure_overhead)
     path = prepare_run_directory(directory)
-    for name, value in job_variables(path, os.environ, max_bytes=max_size, nccl=nccl).items():
+    for name, value in job_variables(path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps).items():
         click.echo(f"export {name}={shlex.quote(value)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ppdiag.errors import PpdiagError
+from ppdiag.errors import NoPipelineFound, PpdiagError
 from ppdiag.launch import (
     check_command,
     default_run_directory,
@@ -20,7 +20,7 @@ from ppdiag.launch import (
     rank_files,
     run_job,
 )
-from ppdiag.options import max_size_option, nccl_option, report_options, wanted
+from ppdiag.options import max_size_option, mode, mode_options, nccl_option, report_options, wanted
 from ppdiag.outputs import Wanted, report
 from ppdiag.silence import why_silent
 
@@ -38,6 +38,7 @@ CONDITION_HOLDS = 3
 @report_options
 @max_size_option
 @nccl_option
+@mode_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913  (one argument an option)
     command: tuple[str, ...],
@@ -49,6 +50,10 @@ def run(  # noqa: PLR0913  (one argument an option)
     quiet: bool,
     max_size: int | None,
     nccl: bool,
+    dormant: bool,
+    every: int | None,
+    window: int | None,
+    measure_overhead: bool,
 ) -> None:
     """Run COMMAND, record what its ranks do, and say what they waited for.
 
@@ -58,13 +63,14 @@ def run(  # noqa: PLR0913  (one argument an option)
         ppdiag run -- torchrun --nproc-per-node 4 train.py
     """
     asked = wanted(json_target, html, fail_on, quiet=quiet)
+    steps = mode(dormant=dormant, every=every, window=window, measure_overhead=measure_overhead)
     check_command(command)
     path = prepare_run_directory(output or default_run_directory(), command)
     before = rank_files(path)
-    variables = job_variables(path, os.environ, max_bytes=max_size, nccl=nccl)
+    variables = job_variables(path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps)
     exit_code = run_job(command, variables, meanwhile=lambda: None if quiet else _say_what_is_wrong(command))
     note_end(path, exit_code)
-    holding = _explain(path, asked, quiet=quiet) if rank_files(path) - before else _say_silent(path)
+    holding = _explain(path, asked, quiet=quiet, dormant=dormant) if rank_files(path) - before else _say_silent(path)
     sys.exit(CONDITION_HOLDS if holding and exit_code == 0 else exit_code)
 
 
@@ -81,7 +87,7 @@ def _say_what_is_wrong(command: Sequence[str]) -> None:
         _say(f"the check of the command failed: {type(error).__name__}: {error} (see error)")
 
 
-def _explain(path: Path, asked: Wanted, *, quiet: bool) -> Sequence[str]:
+def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequence[str]:
     """Analyse the run; what goes wrong is said and never changes the exit code of the job.
 
     Returns:
@@ -90,7 +96,8 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool) -> Sequence[str]:
     try:
         holding = report([path], asked, summary_on_stderr=True)
     except PpdiagError as error:
-        _say(f"{error} (see {error.slug})")
+        asleep = dormant and isinstance(error, NoPipelineFound)
+        _say(f"{error} (see {error.slug})" + ("; the job was dormant: did ppdiag record wake it?" if asleep else ""))
     except KeyboardInterrupt:
         _say("analysis interrupted")
     except BrokenPipeError:

@@ -1,0 +1,188 @@
+"""Speaks with the ranks of a running job, through files in its run directory: the side of the command line.
+
+The other side is ``ppdiag.hooks.control``. A window of steps is agreed on in two rounds: every rank says in which step
+it is; then a step is named that none of them has reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ppdiag.errors import NoAnswer, NotARun, PathNotFound
+from ppdiag.rundir import CONTROL_FILE, RUN_FILE, SPAN_MAGIC, RankFile, parse_rank_file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PERIOD_S = 0.1
+AHEAD_S = 2.0
+"""How far ahead the first step lies: time for the command to be seen on all hosts of a network file system."""
+AHEAD_STEPS = 2
+"""And at least so many steps."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """The words of one rank, read as they come."""
+
+    name: RankFile
+    path: Path
+    offset: int = 0
+    mode: str = ""
+    answers: list[dict[str, Any]] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Take in the lines that are new and whole."""
+        with contextlib.suppress(OSError), self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            lines, _, _ = stream.read().rpartition(b"\n")
+            self.offset += len(lines) + 1 if lines else 0
+            for line in lines.splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    self._take(json.loads(line))
+
+    def _take(self, word: dict[str, Any]) -> None:
+        if word["type"] == "control":
+            self.answers.append(word)
+        elif word["type"] == "fact" and word["name"] == "mode":
+            self.mode = str(word["value"])
+
+
+class Job:
+    """A running job, seen through its run directory.
+
+    Args:
+        path: the run directory.
+        patience_s: longest time to wait for anything.
+        tell: told what is being waited for.
+
+    Raises:
+        PathNotFound, NotARun: there is no run there.
+        NoAnswer: the job has ended, or it records by itself.
+    """
+
+    def __init__(self, path: Path, *, patience_s: float, tell: Callable[[str], None]) -> None:
+        if not path.is_dir():
+            raise PathNotFound(f"{path}: no such directory")
+        self.path = path
+        self._patience_s = patience_s
+        self._tell = tell
+        self._ranks: dict[int, Rank] = {}
+        self._look()
+        if not self._ranks and not (path / RUN_FILE).exists():
+            raise NotARun(f"{path} is not the run directory of a job")
+        if _has_ended(path):
+            raise NoAnswer(f"the job in {path} has ended; ppdiag analyze {path} shows what was recorded")
+
+    def record(self, steps: int) -> tuple[int, int]:
+        """Have this many steps recorded; returns when they have been.
+
+        Returns:
+            The first step, and how many ranks began late (their first steps are incomplete).
+        """
+        command = secrets.token_hex(8)
+        try:
+            self._write(command, steps, start=-1)
+            asked = self._wait_for(command, "say in which step they are", lambda word: word.get("start") == -1)
+            start = first_step(asked, time.time_ns())
+            self._write(command, steps, start=start)
+            self._tell(f"steps {start} to {start + steps - 1} are recorded")
+            begun = self._wait_for(command, "begin", lambda word: word.get("awake") is True)
+            self._wait_for(command, "finish", lambda word: word.get("awake") is False)
+        finally:
+            (self.path / CONTROL_FILE).unlink(missing_ok=True)
+        return start, sum(word["step"] > start for word in begun)
+
+    def _write(self, command: str, steps: int, *, start: int) -> None:
+        scratch = self.path / f".{CONTROL_FILE}.{os.getpid()}"
+        scratch.unlink(missing_ok=True)
+        with os.fdopen(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            json.dump({"id": command, "steps": steps, "start": start}, file)
+        scratch.replace(self.path / CONTROL_FILE)
+
+    def _look(self) -> None:
+        """Find the files of the last start of each rank."""
+        for path in self.path.iterdir():
+            name = parse_rank_file_name(path.name)
+            if name is not None and name.suffix == "jsonl":
+                known = self._ranks.get(name.rank)
+                if known is None or known.name.start < name.start:
+                    self._ranks[name.rank] = Rank(name, path)
+        for rank in self._ranks.values():
+            rank.read()
+
+    def _wait_for(self, command: str, what: str, is_meant: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """One word of this kind from every rank.
+
+        Raises:
+            NoAnswer: some rank has not spoken in time.
+        """
+        deadline, told = time.monotonic() + self._patience_s, ""
+        while True:
+            self._look()
+            self._check()
+            words = {rank: next(_meant(known, command, is_meant), None) for rank, known in self._ranks.items()}
+            silent = sorted(set(range(self._world_size())) - {rank for rank, word in words.items() if word is not None})
+            if self._ranks and not silent:
+                return [word for word in words.values() if word is not None]
+            if time.monotonic() > deadline:
+                raise NoAnswer(
+                    f"after {self._patience_s:.0f} s, {len(silent) or 'all'} ranks ({_few(silent)}) did not {what}; a "
+                    "rank answers when its optimizer has stepped (--patience waits longer)"
+                )
+            if self._ranks and told != (now := f"waiting for rank {_few(silent)} to {what}"):
+                told = now
+                self._tell(told)
+            time.sleep(PERIOD_S)
+
+    def _check(self) -> None:
+        if _has_ended(self.path):
+            raise NoAnswer(f"the job in {self.path} has ended in the meantime")
+        modes = {rank.mode for rank in self._ranks.values()}
+        if modes and "dormant" not in modes and any(rank.offset for rank in self._ranks.values()):
+            raise NoAnswer(f"the job in {self.path} was not started with --dormant: it records by itself")
+
+    def _world_size(self) -> int:
+        for rank in self._ranks.values():
+            header = rank.path.with_suffix(".spans").read_bytes()[len(SPAN_MAGIC) : 1 << 16].partition(b"\n")[0]
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                return int(json.loads(header)["world_size"])
+        return len(self._ranks)
+
+
+def first_step(answers: list[dict[str, Any]], now_unix_ns: int) -> int:
+    """A step that no rank has reached, and will not before it has seen the command.
+
+    Each answer tells the step that has ended (``step``), when (``unix_ns``), and how long it took (``step_ns``).
+
+    >>> first_step([{"step": 7, "step_ns": 500_000_000, "unix_ns": 0}], now_unix_ns=1_000_000_000)
+    16
+    """
+    steps = []
+    for answer in answers:
+        step_s = max(answer["step_ns"] / 1e9, 1e-3)
+        passed_s = max(0.0, (now_unix_ns - answer["unix_ns"]) / 1e9)
+        steps.append(answer["step"] + 1 + AHEAD_STEPS + math.ceil((passed_s + AHEAD_S) / step_s))
+    return max(steps)
+
+
+def _meant(rank: Rank, command: str, is_meant: Callable[[dict[str, Any]], bool]) -> Iterator[dict[str, Any]]:
+    return (word for word in rank.answers if word.get("id") == command and is_meant(word))
+
+
+def _has_ended(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return "ended_unix_ns" in json.loads((path / RUN_FILE).read_bytes())
+    return False
+
+
+def _few(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
