@@ -8,6 +8,7 @@ named by their order: that of the forwards, or of the backwards, of this rank.
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ SCHEDULES = {
     "forward_backward_pipelining_with_interleaving": "Interleaved1F1B",
     "forward_backward_pipelining_without_interleaving": "1F1B",
 }
+"""Function -> name of the schedule."""
 AXES = {"pp": "pipeline_model_parallel", "tp": "tensor_model_parallel", "dp": "data_parallel"}
 """Axis -> its words in the names of ``parallel_state``."""
 FORWARD_ARGUMENTS = {"model": 2}
@@ -84,7 +86,8 @@ class Megatron:
             _wrappers.wrap(module, ["forward_step"], _forward_step)
             _wrappers.wrap(module, ["backward_step"], _backward_step)
             _wrappers.wrap(module, ["backward_step_multimodule"], _backward_step, optional=True)
-            _wrappers.wrap(module, list(SCHEDULES), _schedule)
+            for function, schedule in SCHEDULES.items():
+                _wrappers.wrap(module, [function], functools.partial(_schedule, name=schedule))
         elif name == f"{PACKAGE}.p2p_communication":
             _wrappers.wrap(module, ["_p2p_ops", "_batched_p2p_ops"], _p2p_ops)
         elif name == f"{PACKAGE}.combined_1f1b":
@@ -268,13 +271,13 @@ def _name_receives(call: _Call, kwargs: dict[str, Any]) -> None:
             _name_messages(call, next(labels, brackets.NO_LABEL), [kwargs[name]], payload)
 
 
-def _schedule(original: Any) -> Any:
-    """Wrapper of the three ``forward_backward_*`` functions, which take keyword arguments only."""
+def _schedule(original: Any, name: str) -> Any:
+    """Wrapper of one of the three ``forward_backward_*`` functions, which take keyword arguments only."""
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         if not (RECORDER.active or RECORDER.start()):
             return original(*args, **kwargs)
-        call = _guarded(_begin_schedule, original.__name__, kwargs)
+        call = _guarded(_begin_schedule, name, kwargs)
         if call is None:
             return original(*args, **kwargs)
         _calls.append(call)
@@ -300,7 +303,7 @@ def _begin_schedule(name: str, kwargs: dict[str, Any]) -> _Call:
     last = len(models) - 1
     backwards = [(microbatch, (last - chunk) * ranks + rank, last - chunk) for microbatch, chunk in order]
     process_group.labels.clear()
-    _say_facts(grid, schedule=SCHEDULES[name], microbatches=microbatches, chunks=len(models))
+    _say_facts(grid, schedule=name, microbatches=microbatches, chunks=len(models))
     return _Call(
         rank,
         ranks,

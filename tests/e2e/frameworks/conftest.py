@@ -97,8 +97,8 @@ def ops_of(spans: np.ndarray) -> Counter[Op]:
     """How often each op was recorded."""
     chosen = work_only(spans)
     chosen = chosen[np.isin(chosen["kind"], COUNTED)]
-    names = ("op", "stage", "chunk", "microbatch")
-    return Counter((Kind(span["kind"]).name, *(int(span[name]) for name in names)) for span in chosen)
+    columns = (chosen[name].tolist() for name in ("kind", "op", "stage", "chunk", "microbatch"))
+    return Counter((Kind(kind).name, op, stage, chunk, m) for kind, op, stage, chunk, m in zip(*columns, strict=True))
 
 
 def expected_ops(

@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder: Path = tmp_path_factory.mktemp("torchtitan")
     python, script = str(ENVIRONMENT / "bin" / "python"), str(JOBS / "torchtitan_trainer.py")
     subprocess.run([python, script, "--make-assets", str(folder / "assets")], check=True, timeout=60)
-    found = {}
+    found: dict[str, Run] = {}
     for ranks, jobs in ((2, TWO_RANKS), (4, FOUR_RANKS)):
         place = folder / str(ranks)
         place.mkdir()
