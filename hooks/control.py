@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 from ppdiag.hooks import guard, optimizer, process_group
 from ppdiag.hooks.install import sleep_probes, wake_probes
 from ppdiag.hooks.modules import INFERENCE, install_module_calls
-from ppdiag.hooks.recorder import RECORDER, RUN_DIR_VARIABLE
-from ppdiag.rundir import CONTROL_FILE
+from ppdiag.hooks.recorder import RECORDER
+from ppdiag.rundir import CONTROL_FILE, MODE_VARIABLE, RUN_DIR_VARIABLE
 
 PROBE = "control"
-MODE_VARIABLE = "PPDIAG_MODE"
 PERIOD_NS = 100_000_000
 """Between two looks for a command; one takes some 10 us on a local disk."""
 BLOCK_STEPS = 6

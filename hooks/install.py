@@ -14,14 +14,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import adapters, guard
-from ppdiag.rundir import PROCESSES_FILE
+from ppdiag.rundir import PROCESSES_FILE, RUN_DIR_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 DISTRIBUTED = "torch.distributed"
 AUTOGRAD = "torch.autograd.variable"
 OPTIMIZER = "torch.optim.optimizer"

@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks import guard
 from ppdiag.hooks.writer import Writer
 from ppdiag.model import NONE, Flag, RankStatus
-from ppdiag.rundir import clock_identity
+from ppdiag.rundir import MAX_BYTES_VARIABLE, RUN_DIR_VARIABLE, clock_identity
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from ppdiag.hooks.instruments import Instruments
 
-RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
-MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
 DEFAULT_MAX_BYTES = 2 << 30
 """2 GiB a rank: about 30 million spans."""
 PATIENCE_NS = 20_000_000

@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 import ppdiag
 from ppdiag.errors import LaunchFailed
 from ppdiag.model import FORMAT_VERSION
-from ppdiag.rundir import RUN_FILE, parse_rank_file_name
+from ppdiag.rundir import (
+    MAX_BYTES_VARIABLE,
+    MODE_VARIABLE,
+    RUN_DIR_VARIABLE,
+    RUN_FILE,
+    parse_rank_file_name,
+    read_run_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
-MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
-MODE_VARIABLE = "PPDIAG_MODE"
 
 _FORWARDED = (
     signal.SIGINT,
@@ -65,7 +68,7 @@ def prepare_run_directory(directory: Path, command: Sequence[str] = ()) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_run_directory(path) and any(path.iterdir()):
             raise LaunchFailed(f"{path} is not empty and holds no run; give -o a new or an empty directory")
-        _write_run_file(path, command)
+        _write_run_file(path, _launcher_facts(command))
     except OSError as error:
         raise LaunchFailed(f"cannot write the run directory {path}: {error.strerror}; give another with -o") from error
     return path
@@ -82,8 +85,8 @@ def rank_files(path: Path) -> set[str]:
     return {name for name in names if (parts := parse_rank_file_name(name)) and parts.suffix == "spans"}
 
 
-def _write_run_file(path: Path, command: Sequence[str]) -> None:
-    facts: dict[str, Any] = {
+def _launcher_facts(command: Sequence[str]) -> dict[str, Any]:
+    return {
         "version": FORMAT_VERSION,
         "ppdiag": ppdiag.__version__,
         "argv": list(command),
@@ -92,22 +95,22 @@ def _write_run_file(path: Path, command: Sequence[str]) -> None:
         "python": sys.executable,
         "started_unix_ns": time.time_ns(),
     }
+
+
+def _write_run_file(path: Path, facts: dict[str, Any]) -> None:
+    """Put ``run.json`` in place: a reader sees the old one or the new one."""
     scratch = path / f".{RUN_FILE}.{socket.gethostname()}.{os.getpid()}"
-    scratch.write_text(json.dumps(facts, indent=2, ensure_ascii=False, default=str) + "\n", errors="surrogateescape")
+    text = json.dumps(facts, indent=2, ensure_ascii=False)
+    scratch.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
     scratch.replace(path / RUN_FILE)
 
 
 def note_end(path: Path, exit_code: int) -> None:
     """Write into ``run.json`` that the job has ended: a rank that has not said so itself was killed."""
-    file = path / RUN_FILE
-    with contextlib.suppress(OSError, ValueError):  # the job's own exit code matters more
-        facts = json.loads(file.read_text(errors="surrogateescape"))
-        scratch = path / f".{RUN_FILE}.{socket.gethostname()}.{os.getpid()}"
-        text = json.dumps(
-            {**facts, "ended_unix_ns": time.time_ns(), "exit_code": exit_code}, indent=2, ensure_ascii=False
-        )
-        scratch.write_text(text + "\n", errors="surrogateescape")
-        scratch.replace(file)
+    facts = read_run_file(path)
+    if facts:
+        with contextlib.suppress(OSError):  # the job's own exit code matters more
+            _write_run_file(path, {**facts, "ended_unix_ns": time.time_ns(), "exit_code": exit_code})
 
 
 def bootstrap_directory() -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.errors import NoAnswer, NotARun, PathNotFound
-from ppdiag.rundir import CONTROL_FILE, RUN_FILE, SPAN_MAGIC, RankFile, parse_rank_file_name
+from ppdiag.rundir import CONTROL_FILE, RUN_FILE, RankFile, parse_rank_file_name, read_header, read_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,9 +152,9 @@ class Job:
 
     def _world_size(self) -> int:
         for rank in self._ranks.values():
-            header = rank.path.with_suffix(".spans").read_bytes()[len(SPAN_MAGIC) : 1 << 16].partition(b"\n")[0]
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                return int(json.loads(header)["world_size"])
+            size = read_header(rank.path.with_suffix(".spans")).get("world_size")
+            if isinstance(size, int):
+                return size
         return len(self._ranks)
 
 
@@ -170,7 +170,7 @@ def first_step(answers: list[dict[str, Any]], now_unix_ns: int) -> int:
     for answer in answers:
         step_s = max(answer["step_ns"] / 1e9, 1e-3)
         passed_s = max(0.0, (now_unix_ns - answer["unix_ns"]) / 1e9)
-        steps.append(answer["step"] + 1 + AHEAD_STEPS + math.ceil((passed_s + AHEAD_S) / step_s))
+        steps.append(int(answer["step"]) + 1 + AHEAD_STEPS + math.ceil((passed_s + AHEAD_S) / step_s))
     return max(steps)
 
 
@@ -179,9 +179,7 @@ def _meant(rank: Rank, command: str, is_meant: Callable[[dict[str, Any]], bool])
 
 
 def _has_ended(path: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        return "ended_unix_ns" in json.loads((path / RUN_FILE).read_bytes())
-    return False
+    return "ended_unix_ns" in read_run_file(path)
 
 
 def _few(ranks: list[int]) -> str:

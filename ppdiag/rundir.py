@@ -46,6 +46,11 @@ MAX_BLOCK_RECORDS = 1 << 20
 MOST_FAILED_CHECKSUMS = 16
 """How often its length of a file may be read in vain: one damaged block costs at most once."""
 
+RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
+MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
+MODE_VARIABLE = "PPDIAG_MODE"
+"""Environment variables by which the launcher tells the ranks: where, how much, and which steps (``hooks.control``)."""
+
 RUN_FILE = "run.json"
 PROCESSES_FILE = "processes.jsonl"
 CONTROL_FILE = "control.json"
@@ -89,6 +94,29 @@ def encode_header(facts: dict[str, Any], fields: Sequence[tuple[str, str, str]] 
 def encode_block(records: bytes | bytearray, count: int) -> bytes:
     """A block of ``count`` packed records, ready to be appended with one ``write``."""
     return BLOCK_HEADER.pack(BLOCK_MAGIC, count, zlib.crc32(records)) + records
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header of a span file, of whichever version; empty where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            magic, line = stream.readline(len(SPAN_MAGIC)), stream.readline(MAX_HEADER_BYTES)
+        header = json.loads(line) if magic == SPAN_MAGIC else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def read_run_file(directory: Path) -> dict[str, Any]:
+    """What the launcher knows (``run.json``); empty where it cannot be read.
+
+    An argument of the job that is no UTF-8 comes back as the launcher had it, with lone surrogates.
+    """
+    try:
+        facts = json.loads((directory / RUN_FILE).read_text(encoding="utf-8", errors="surrogateescape"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def decode_blocks(data: bytes, offset: int, record_size: int) -> Iterator[tuple[bytes, int]]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.rundir import PROCESSES_FILE, RUN_FILE
+from ppdiag.rundir import PROCESSES_FILE, read_run_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,11 +81,8 @@ def _python_suspects(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _command(directory: Path) -> list[str]:
-    try:
-        facts = json.loads((directory / RUN_FILE).read_bytes())
-        return [str(word) for word in facts["argv"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    argv = read_run_file(directory).get("argv")
+    return [str(word) for word in argv] if isinstance(argv, list) else []
 
 
 def _processes(directory: Path) -> Iterator[dict[str, Any]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.nccl.lines import read_lines
 from ppdiag.analyzers.nccl.parser import Parser
 from ppdiag.errors import BadRecord, NotARun, PathNotFound
-from ppdiag.rundir import MAX_HEADER_BYTES, SPAN_MAGIC
+from ppdiag.rundir import read_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,23 +72,12 @@ def recorded_ranks(paths: Sequence[Path]) -> tuple[dict[tuple[str, int], int] | 
     ranks: dict[tuple[str, int], int] = {}
     sizes = []
     for file in (file for path in paths if path.is_dir() for file in path.glob("rank*.spans")):
-        header = _header(file)
+        header = read_header(file)
         host, pid, rank, size = (header.get(name) for name in ("host", "pid", "rank", "world_size"))
         if isinstance(host, str) and isinstance(pid, int) and isinstance(rank, int):
             ranks[host, pid] = rank
             sizes += [size] if isinstance(size, int) else []
     return (ranks, max(sizes, default=None)) if ranks else (None, None)
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """The header of a rank's file; empty where it cannot be read."""
-    try:
-        with path.open("rb") as stream:
-            magic, line = stream.readline(len(SPAN_MAGIC)), stream.readline(MAX_HEADER_BYTES)
-        header = json.loads(line) if magic == SPAN_MAGIC else None
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return header if isinstance(header, dict) else {}
 
 
 def _may_be_a_log(path: Path) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppdiag.model import Kind, RankStatus
-from ppdiag.rundir import RUN_FILE, STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, clock_identity
+from ppdiag.rundir import STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, clock_identity, read_run_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,10 +65,7 @@ class _Slot(NamedTuple):
 
 def job_has_ended(directory: Path) -> bool:
     """Whether the launcher wrote down the end of the job."""
-    try:
-        return "exit_code" in json.loads((directory / RUN_FILE).read_bytes())
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
+    return "ended_unix_ns" in read_run_file(directory)
 
 
 def settle(state: RankState, *, raised: str, ended: bool, clock: str) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from ppdiag.errors import AttachFailed
-from ppdiag.launch import MODE_VARIABLE, RUN_DIR_VARIABLE, bootstrap_directory, prepare_run_directory
+from ppdiag.launch import bootstrap_directory, prepare_run_directory
+from ppdiag.rundir import MODE_VARIABLE, RUN_DIR_VARIABLE
 
 SCRIPT = """\
 import os, sys

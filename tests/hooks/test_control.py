@@ -12,6 +12,7 @@ import pytest
 
 from ppdiag.hooks import control, guard
 from ppdiag.hooks.control import BLOCK_STEPS, Command, Control, read_command
+from ppdiag.rundir import MODE_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +100,6 @@ def test_steps_are_counted_asleep_as_awake(stepping: str, expected: str, checkou
 
 
 def test_no_mode_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(control.MODE_VARIABLE, raising=False)
+    monkeypatch.delenv(MODE_VARIABLE, raising=False)
     control.install()
     assert control._state["control"] is None
