@@ -16,6 +16,8 @@ FIRST_EPOCH_NS = 250_000_000
 EPOCH_NS = 2_000_000_000
 """At first the drift may move the offset in an epoch by ``MOST_DRIFT`` of its length: so the first ones are short."""
 MOST_EPOCHS = 64
+MOST_LINES = 16
+"""A span is mapped soon after it ends: one that began so many epochs ago lies before the first that is kept."""
 LOOSE = 4.0
 """Epochs with bounds this many times as far apart as the tightest are not used."""
 USUAL_DRIFT = 50e-6
@@ -48,6 +50,20 @@ class _Epoch:
         return self.low_ns > -math.inf and self.high_ns < math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The map from the device time ``from_ns`` on, not before ``floor_ns``: so all lines together never go back."""
+
+    from_ns: float
+    floor_ns: int
+    origin_ns: float
+    offset_ns: float
+    drift: float
+
+    def host_ns(self, device_ns: float) -> int:
+        return max(self.floor_ns, round(device_ns + self.offset_ns + self.drift * (device_ns - self.origin_ns)))
+
+
 class DeviceTime:
     """Maps times of the device (ns since its first event) to the host's clock (ns).
 
@@ -62,8 +78,9 @@ class DeviceTime:
     def __init__(self) -> None:
         self._epochs: deque[_Epoch] = deque(maxlen=MOST_EPOCHS)
         self._open: _Epoch | None = None
-        self._origin_ns = 0.0
-        self._offset_ns = 0.0
+        self._lines: deque[_Line] = deque(maxlen=MOST_LINES)
+        self._mapped_to_ns = -math.inf
+        """The latest time that was mapped."""
         self.drift = 0.0
         """Seconds that the host's clock gains a second on the device's."""
         self._drift_error = MOST_DRIFT
@@ -91,8 +108,12 @@ class DeviceTime:
         epoch.high_ns = min(epoch.high_ns, self._difference(epoch, device_ns, host_ns, self._drift_error))
 
     def host_ns(self, device_ns: float) -> int:
-        """The host's clock at this time of the device."""
-        return round(device_ns + self._offset_ns + self.drift * (device_ns - self._origin_ns))
+        """The host's clock at this time of the device; the later of two times never comes out earlier."""
+        self._mapped_to_ns = max(self._mapped_to_ns, device_ns)
+        for line in reversed(self._lines):
+            if device_ns >= line.from_ns:
+                return line.host_ns(device_ns)
+        return self._lines[0].host_ns(device_ns)
 
     def settle(self) -> None:
         """Close the open epoch, whatever it has (at the end, or where spans cannot wait any longer)."""
@@ -130,8 +151,8 @@ class DeviceTime:
             along += weight * (epoch.at_ns - origin) ** 2
         self.drift = across / (along + 1 / USUAL_DRIFT**2)
         self._drift_error = 2 / math.sqrt(along + 1 / USUAL_DRIFT**2)
-        self._origin_ns, self._offset_ns = origin, base + level
-        self.error_ns = math.ceil(max(epoch.half_ns + self._residual(epoch) for epoch in used))
-
-    def _residual(self, epoch: _Epoch) -> float:
-        return abs(epoch.middle_ns - self._offset_ns - self.drift * (epoch.at_ns - self._origin_ns))
+        since_ns = self._mapped_to_ns
+        floor_ns = self.host_ns(since_ns) if since_ns > -math.inf else 0
+        self._lines.append(_Line(since_ns, floor_ns, origin, base + level, self.drift))
+        residuals = (abs(epoch.middle_ns - base - level - self.drift * (epoch.at_ns - origin)) for epoch in used)
+        self.error_ns = math.ceil(max(epoch.half_ns + far for epoch, far in zip(used, residuals, strict=True)))

@@ -84,3 +84,18 @@ def test_a_closer_look_is_wanted_until_the_bounds_are_tight() -> None:
     assert not time.wants_bounds(200_000)
     time.not_before(EPOCH_NS, EPOCH_NS + OFFSET)
     assert time.wants_bounds(200_000)
+
+
+def test_a_better_line_never_puts_later_times_before_earlier_ones() -> None:
+    time = DeviceTime()
+    chance = random.Random(1)
+    mapped: list[tuple[int, int]] = []
+    for count in range(400):
+        device = count * 50_000_000
+        below = chance.randrange(300_000)
+        time.not_before(device, device + OFFSET - below)
+        time.not_after(device, device + OFFSET + 300_000 - below)
+        if time.is_ready:
+            mapped += [(at, time.host_ns(at)) for at in (device - 30_000_000, device - 10_000, device)]
+    hosts = [host for _, host in sorted(mapped)]
+    assert hosts == sorted(hosts)
