@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from ppdiag.hooks import nvtx as ranges
 from ppdiag.hooks.recorder import compute_tail
 from ppdiag.model import NONE, Kind
+
+TOOL = Path(__file__).parents[1] / "tools" / "nvtx_tool.c"
 
 
 class Domain:
@@ -84,41 +88,12 @@ def test_without_the_package_there_are_no_ranges(monkeypatch: pytest.MonkeyPatch
     assert ranges.open_ranges() is None
 
 
-TOOL = r"""
-#include <stdint.h>
-#include <stdio.h>
-#include <stddef.h>
-/* The smallest NVTX 3 tool: prints each pushed message and each pop, with its domain (nvtx3/nvtxDetail/nvtxTypes.h). */
-typedef struct { uint16_t version; uint16_t size; uint32_t category; int32_t colorType; uint32_t color;
-                 int32_t payloadType; int32_t reserved0; uint64_t payload; int32_t messageType;
-                 const char* message; } Attributes;
-typedef struct { size_t size; int (*table)(uint32_t, void****, unsigned int*); } Callbacks;
-typedef const void* (*GetTable)(uint32_t);
-static struct { const char* name; } domain;
-static void* create(const char* name) { domain.name = name; return &domain; }
-static void* string(void* d, const char* text) { return (void*)text; }
-static int push(void* d, const Attributes* a) {
-    fprintf(stderr, "tool: %s: push %s\n", domain.name, a->message); return 0;
-}
-static int pop(void* d) { fprintf(stderr, "tool: %s: pop\n", domain.name); return 0; }
-int InitializeInjectionNvtx2(GetTable get) {
-    const Callbacks* callbacks = get(1);            /* NVTX_ETID_CALLBACKS */
-    void*** table; unsigned int size;
-    if (!callbacks || !callbacks->table(5, &table, &size)) return 0;   /* NVTX_CB_MODULE_CORE2 */
-    *table[4] = (void*)push; *table[5] = (void*)pop;                  /* DomainRangePushEx, DomainRangePop */
-    *table[10] = (void*)string; *table[12] = (void*)create;           /* DomainRegisterStringA, DomainCreateA */
-    return 1;
-}
-"""
-
-
 def test_a_real_tool_sees_the_ranges(tmp_path: Any, checkout_environment: dict[str, str]) -> None:
     pytest.importorskip("nvtx")
-    source, library = tmp_path / "tool.c", tmp_path / "tool.so"
-    source.write_text(TOOL)
-    compiler = subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False, capture_output=True)
-    if compiler.returncode:
+    if shutil.which("cc") is None:
         pytest.skip("no C compiler")
+    library = tmp_path / "tool.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, TOOL], check=True)
     code = """
         from ppdiag.hooks import nvtx
         from ppdiag.hooks.recorder import compute_tail
@@ -129,4 +104,4 @@ def test_a_real_tool_sees_the_ranges(tmp_path: Any, checkout_environment: dict[s
     environment = {**checkout_environment, "NVTX_INJECTION64_PATH": str(library)}
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines() == ["tool: ppdiag: push F stage 2 mb 5", "tool: ppdiag: pop"]
+    assert done.stderr.splitlines() == ["ppdiag: push F stage 2 mb 5", "ppdiag: pop"]
