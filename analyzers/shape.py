@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ppdiag.analyzers import plausibility
 from ppdiag.analyzers.messages import number_rows
 from ppdiag.analyzers.steps import Steps, pipeline_work
 from ppdiag.model import NONE, PIPELINE_KINDS, Flag, Kind
@@ -30,6 +31,7 @@ class Shape:
         microbatches: M, of one call of the pipeline's schedule.
         accumulation: calls of the schedule in one step.
         inferred: stages were found from the messages, not named by a framework.
+        doubt: why stages that were found cannot be right; empty where nothing speaks against them.
     """
 
     pipelines: tuple[tuple[int, ...], ...]
@@ -37,6 +39,7 @@ class Shape:
     microbatches: int
     accumulation: int
     inferred: bool
+    doubt: str = ""
 
     @property
     def pp(self) -> int:
@@ -66,8 +69,11 @@ def label(trace: Trace, steps: Steps) -> tuple[Trace, Shape]:
     _fill_message_stages(spans, stages)
     in_steps = work & np.isin(steps.number, steps.kept)
     total = _forwards_of_one_stage(spans, in_steps, steps.number)
-    shape = Shape(tuple(pipelines), stages, max(1, total // accumulation), accumulation, inferred)
-    return replace(trace, spans=spans), shape
+    ops = spans[in_steps]
+    doubt = plausibility.doubt(ops, steps.number[in_steps], pipelines, trace.clock_error_s * 1e9) if inferred else ""
+    shape = Shape(tuple(pipelines), stages, max(1, total // accumulation), accumulation, inferred, doubt)
+    warnings = (*trace.warnings, doubt) if doubt else trace.warnings
+    return replace(trace, spans=spans, warnings=warnings), shape
 
 
 def _pipelines(spans: np.ndarray, steps: Steps) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppdiag.analyzers import blame
-from ppdiag.diagnosis import Cause, ImbalanceSplit, Verdict, Why, percent
+from ppdiag.diagnosis import WORTH_A_WARNING, WORTH_SAYING, Cause, ImbalanceSplit, Verdict, Why, percent
 from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.why import Shares
     from ppdiag.trace import Trace
 
-WORTH_SAYING = 0.05
-"""Causes below this share of the step time are not spoken of."""
 MOST_UNEXPLAINED = 0.05
 """With more of the step unexplained than this no verdict is given."""
-WORTH_A_WARNING = 0.10
-"""Causes from this share of the step time are warned of."""
 HEAVY = 1.3
 """A stage this many times as long as the others comes before any other tuning."""
 LEAST_COVERED = 0.8
@@ -117,6 +113,8 @@ def _nothing(context: Context, share: float, cause: Cause, doubt: str) -> Verdic
 def _doubt(context: Context, cause: Cause, why: Mapping[Cause, float], unexplained: float) -> str:
     """Why the verdict cannot be relied on; empty where it can."""
     median_s = float(np.median(context.shares.duration_K))
+    if context.shape.doubt:
+        return f"; undecided, since {context.shape.doubt}"
     if unexplained > MOST_UNEXPLAINED:
         return f"; undecided, since the replay leaves {percent(unexplained)} of the step unexplained"
     if context.trace.clock_error_s > MOST_CLOCK_ERROR * median_s:
@@ -145,7 +143,7 @@ NOWHERE = blame.Candidate(gain_s=0.0)
 
 def _place(context: Context, cause: Cause) -> blame.Candidate:
     """The stage, rank or link that the cause sits at; ``NOWHERE`` where no single one covers it."""
-    if cause is Cause.BUBBLE:
+    if cause is Cause.BUBBLE or context.shape.doubt:
         return NOWHERE
     if cause is Cause.IMBALANCE and context.imbalance.stage < max(context.imbalance.microbatch, context.imbalance.rank):
         return NOWHERE
@@ -180,7 +178,7 @@ def _imbalance(context: Context, place: blame.Candidate) -> str:
     if place.stage is None:
         split = {"stages": context.imbalance.stage, "microbatches": context.imbalance.microbatch}
         split["ranks that hold the same stage"] = context.imbalance.rank
-        heavy = _heavy_stage(context.graph)
+        heavy = None if context.shape.doubt else _heavy_stage(context.graph)
         besides = "" if heavy is None else f"; besides, {_heavier(context.graph, heavy)}"
         return f"load imbalance between {max(split, key=lambda name: split[name])}{besides}"
     return f"load imbalance: {_heavier(context.graph, place.stage)}"

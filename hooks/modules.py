@@ -73,7 +73,8 @@ class Inference:
         self._running: _Backward | None = None
 
     def new_step(self) -> None:
-        """Microbatches are counted from 0 in each step."""
+        """Microbatches are counted from 0 in each step, and chunks in the order of their first forward in it."""
+        self._chunks.clear()
         self._microbatches.clear()
         self._outstanding.clear()
 
@@ -85,7 +86,8 @@ class Inference:
         if RECORDER.threads.state.depth or _in_backward():
             return
         self.close()
-        if kind == Kind.SEND and not self._forward_seen and self._is_activation(tensor):
+        # In a loop whose forwards are module calls, a send without one before it is of two messages for one forward.
+        if kind == Kind.SEND and not (self._forward_seen or self._chunks) and self._is_activation(tensor):
             self._gap(tensor)
 
     def waited(self, end_ns: int) -> None:
