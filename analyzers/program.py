@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.messages import MISSING, Messages, match
+from ppdiag.analyzers.messages import Messages, match
 from ppdiag.analyzers.steps import NO_STEP, Steps, pipeline_work
 from ppdiag.model import WAIT_KINDS, Flag, Kind
 from ppdiag.trace import rank_slices
@@ -175,6 +175,3 @@ def _cut(event: np.ndarray, spans: np.ndarray, inner: np.ndarray) -> np.ndarray:
     cut = np.repeat(event.reshape(1), len(parts))
     cut["begin_ns"], cut["end_ns"] = np.array(parts).T
     return cut
-
-
-__all__ = ["COMPUTE", "MISSING", "POST", "WAIT", "Program", "build"]

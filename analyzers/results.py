@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.steps import Steps
     from ppdiag.trace import Trace
 
+MOST_RAISED = 160
+"""Characters shown of an exception."""
+ENDED_EARLY = {
+    "raised": "ended with {raised}",
+    "interrupted": "was interrupted (Ctrl-C)",
+    "killed": "was killed",
+}
+
 
 def job(trace: Trace, steps: Steps, shape: Shape) -> Job:
     """The job's shape; the schedule is the one that the measured order of ops is most like."""
@@ -182,14 +190,3 @@ def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:
         raised = raised if len(raised) <= MOST_RAISED else f"{raised[:MOST_RAISED]}..."
         found.append(f"rank {rank} {ENDED_EARLY[facts.status].format(raised=raised)}, inside {where}")
     return tuple(found)
-
-
-MOST_RAISED = 160
-"""Characters shown of an exception."""
-
-
-ENDED_EARLY = {
-    "raised": "ended with {raised}",
-    "interrupted": "was interrupted (Ctrl-C)",
-    "killed": "was killed",
-}

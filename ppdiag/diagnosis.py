@@ -6,6 +6,7 @@ Fractions are of the step time summed over the ranks concerned, so ``why`` and `
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 SCHEMA = "ppdiag.diagnosis/1"
+WORTH_SAYING, WORTH_A_WARNING, CRITICAL = 0.05, 0.10, 0.20
+"""Bands on the share of the step time: below the first a cause is not spoken of, from the others on it is a warning, or
+critical."""
 
 
 def percent(fraction: float) -> str:
-    """A fraction in the words of all our texts.
+    """A fraction as a percentage with one decimal, so that the parts of a table sum as they are read.
 
-    >>> percent(0.2456)
-    '24.6 %'
+    >>> percent(0.3141), percent(float("nan"))
+    ('31.4 %', '-')
     """
-    return f"{fraction * 100:.1f} %"
+    return f"{100 * fraction:.1f} %" if math.isfinite(fraction) else "-"
 
 
 class Cause(str, Enum):

@@ -45,7 +45,7 @@ def report(paths: Sequence[Path], wanted: Wanted, *, summary_on_stderr: bool = F
     if wanted.json is not None:
         _write_json(diagnosis, wanted.json)
     if wanted.html is not None:
-        with _writing(str(wanted.html)):
+        with writing(wanted.html):
             _report("html")(diagnosis, wanted.html)
     if wanted.summary:
         _print_summary(diagnosis, on_stderr=summary_on_stderr)
@@ -77,7 +77,7 @@ def _write_json(diagnosis: Diagnosis, target: str) -> None:
         write(diagnosis, sys.stdout)
         sys.stdout.flush()
         return
-    with _writing(target), Path(target).open("w", encoding="utf-8") as stream:
+    with writing(target), Path(target).open("w", encoding="utf-8") as stream:
         write(diagnosis, stream)
 
 
@@ -88,7 +88,12 @@ def _print_summary(diagnosis: Diagnosis, *, on_stderr: bool) -> None:
 
 
 @contextlib.contextmanager
-def _writing(target: str) -> Iterator[None]:
+def writing(target: str | Path) -> Iterator[None]:
+    """Where a file of the user's is written: what goes wrong there is an error of that name.
+
+    Raises:
+        OutputFailed: the file cannot be written.
+    """
     try:
         yield
     except BrokenPipeError:

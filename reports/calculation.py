@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Protocol
 
-from ppdiag.reports.words import duration, percent, size, visible
+from ppdiag.diagnosis import percent
+from ppdiag.reports.words import duration, size, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

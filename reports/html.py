@@ -14,7 +14,7 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from ppdiag.diagnosis import Place, Why
+from ppdiag.diagnosis import Place, Why, percent
 from ppdiag.model import Kind
 from ppdiag.reports import figures, timeline, words
 
@@ -96,8 +96,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("duration", "size", "percent", "rough_percent", "rank_list", "headline", "count_of")
-    environment.filters.update({name: getattr(words, name) for name in names})
+    names = ("duration", "size", "rough_percent", "rank_list", "headline", "count_of")
+    environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in names}})
     environment.globals.update(
         causes=CAUSE_KEYS,
         places=PLACE_KEYS,
@@ -132,7 +132,7 @@ def _bar(parts: Where | Why, busy: float) -> list[Segment]:
     for css, label, share in shares:
         if share > 0:  # skips NaN too
             length = min(share * BAR_UNITS, BAR_UNITS - start)
-            segments.append(Segment(css, round(start, 2), round(length, 2), f"{label} {words.percent(share)}"))
+            segments.append(Segment(css, round(start, 2), round(length, 2), f"{label} {percent(share)}"))
             start += length
     return segments
 

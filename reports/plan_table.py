@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.reports.words import duration, percent, size
+from ppdiag.diagnosis import percent
+from ppdiag.reports.words import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

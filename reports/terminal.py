@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ppdiag.diagnosis import Cause, Place
+from ppdiag.diagnosis import WORTH_SAYING, Cause, Place, percent
 from ppdiag.reports.words import (
     CAUSES,
     CONFIDENCE,
@@ -20,7 +20,6 @@ from ppdiag.reports.words import (
     count_of,
     duration,
     headline,
-    percent,
     rank_list,
     rough_percent,
     size,
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 12
 """Rows of a table before the rest is left out: the verdict has to stay on the screen."""
 MAX_LINKS = 4
-WORTH_SHOWING = 0.05
-"""Below this share of the step time a part gets no detail of its own; the advice gate's lowest band."""
 SHOWN = 0.0005
 """Below it a share prints as 0.0 %."""
 WIDE = 70
@@ -234,7 +231,7 @@ def _idle(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
         lines.append(Padding(both, (0, 0, 0, 2), expand=False))
     else:
         lines += [Padding(why, (0, 0, 0, 2), expand=False), Padding(where, (0, 0, 0, 2), expand=False)]
-    if diagnosis.why.imbalance >= WORTH_SHOWING:
+    if diagnosis.why.imbalance >= WORTH_SAYING:
         lines.append(Padding(writer.text(_imbalance(diagnosis)), (0, 0, 0, 2), expand=False))
     return lines
 
@@ -261,7 +258,7 @@ def _rank(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
         if rank.rank == diagnosis.verdict.rank:
             times = zip(("F", "B", "W"), _op_times(rank, ("F", "B", "W")), strict=True)
             causes = ((CAUSES[c].label, getattr(rank.why, c.value)) for c in Cause)
-            idle = ", ".join(f"{label} {percent(share)}" for label, share in causes if share >= WORTH_SHOWING)
+            idle = ", ".join(f"{label} {percent(share)}" for label, share in causes if share >= WORTH_SAYING)
             rows = [
                 ("host", rank.host or "unknown"),
                 ("stages", rank_list(rank.stage)),
@@ -276,7 +273,7 @@ def _rank(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
 def _links(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
     verdict = diagnosis.verdict
     share = max(diagnosis.why.communication, diagnosis.where.transfer)
-    if not diagnosis.links or (verdict.link is None and share < WORTH_SHOWING):
+    if not diagnosis.links or (verdict.link is None and share < WORTH_SAYING):
         return []
     ends = verdict.link
     links = sorted(diagnosis.links, key=lambda x: ((x.src_stage, x.dst_stage) != ends, -x.transfer_s))[:MAX_LINKS]

@@ -6,7 +6,7 @@ import math
 import unicodedata
 from typing import TYPE_CHECKING, NamedTuple
 
-from ppdiag.diagnosis import Cause, Place
+from ppdiag.diagnosis import Cause, Place, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,11 +88,11 @@ GLOSSARY = (
     (
         "replay error",
         (
-            "How far a replay of the job from each op's median time is from the median step. It bounds what a "
-            "predicted gain is worth."
+            "How far each step, replayed with the medians over all steps of host time and transfers, is from the step "
+            "as measured (the median over steps). It bounds what a predicted gain is worth."
         ),
     ),
-    ("clock error", "Bound on the difference between any two ranks' clocks after alignment; 0 on one machine."),
+    ("clock error", "Bound on the difference between any two ranks' clocks after alignment; 0 on one clock."),
 )
 CONFIDENCE = {
     "measured": "How sure: measured.",
@@ -156,15 +156,6 @@ def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
 def _three_digits(value: float) -> str:
     decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{decimals}f}"
-
-
-def percent(fraction: float) -> str:
-    """A fraction as a percentage with one decimal, so that the parts of a table sum as they are read.
-
-    >>> percent(0.3141), percent(float("nan"))
-    ('31.4 %', '-')
-    """
-    return f"{100 * fraction:.1f} %" if math.isfinite(fraction) else "-"
 
 
 def rough_percent(fraction: float) -> str:

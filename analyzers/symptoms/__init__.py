@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ppdiag.diagnosis import CRITICAL, WORTH_A_WARNING
 from ppdiag.registry import Registry
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ SYMPTOMS = Registry(
         "host-stall": "ppdiag.analyzers.symptoms.host_stall:find",
     },
 )
-
-WARNING, CRITICAL = 0.10, 0.20
-"""Bands on the share of the step time; from 5 % on a cause is spoken of at all."""
-WORTH_SAYING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def find_symptoms(evidence: Evidence) -> tuple[Symptom, ...]:
 
 def severity(share: float) -> str:
     """The band of a share of the step time."""
-    return "critical" if share >= CRITICAL else "warning" if share >= WARNING else "info"
+    return "critical" if share >= CRITICAL else "warning" if share >= WORTH_A_WARNING else "info"
 
 
 def is_verdict(evidence: Evidence, cause: Cause) -> bool:

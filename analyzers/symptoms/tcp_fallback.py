@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.analyzers.symptoms import WORTH_SAYING, severity
-from ppdiag.diagnosis import Advice, Cause, Symptom, percent
+from ppdiag.analyzers.symptoms import severity
+from ppdiag.diagnosis import WORTH_SAYING, Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

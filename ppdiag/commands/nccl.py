@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ppdiag.errors import OutputFailed
-from ppdiag.outputs import STANDARD_OUTPUT
+from ppdiag.outputs import STANDARD_OUTPUT, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -61,10 +60,8 @@ def _write(report: NcclReport, target: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    try:
+    with writing(target):
         Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputFailed(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def _print(report: NcclReport, console: Console) -> None:

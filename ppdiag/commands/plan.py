@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdiag.errors import BadShape, OutputFailed
+from ppdiag.errors import BadShape
 from ppdiag.options import size_bytes
+from ppdiag.outputs import writing
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.planning.hardware import Cluster
@@ -229,10 +230,8 @@ def _draw(job: Job, found: Found, path: Path) -> None:
     from ppdiag.analyzers.planning.rules import usable_bytes  # noqa: PLC0415
     from ppdiag.reports.plan_figure import draw  # noqa: PLC0415
 
-    try:
+    with writing(path):
         path.write_text(draw(found.plans, usable_bytes=usable_bytes(job)), encoding="utf-8")
-    except OSError as error:
-        raise OutputFailed(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _json(job: Job, found: Found, top: int) -> str:

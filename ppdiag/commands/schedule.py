@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ppdiag.errors import BadShape, OutputFailed
+from ppdiag.diagnosis import percent
+from ppdiag.errors import BadShape
 from ppdiag.options import size_bytes
+from ppdiag.outputs import writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,7 +188,7 @@ def _picture(one: Drawn, wish: Wish) -> Picture:
 
 
 def _facts(one: Drawn, wish: Wish) -> list[tuple[str, str]]:
-    from ppdiag.reports.words import percent, rank_list, size  # noqa: PLC0415
+    from ppdiag.reports.words import rank_list, size  # noqa: PLC0415
 
     times = one.times
     facts = [
@@ -239,7 +241,5 @@ def _check_size(pictures: Sequence[Picture], most: int) -> None:
 
 def _write(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
-    try:
+    with writing(path):
         path.write_bytes(data)
-    except OSError as error:
-        raise OutputFailed(f"cannot write {path}: {error.strerror or error}") from error

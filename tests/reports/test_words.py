@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ppdiag.diagnosis import Cause, Place, Verdict
+from ppdiag.diagnosis import Cause, Place, Verdict, percent
 from ppdiag.reports import REPORTS
-from ppdiag.reports.words import CAUSES, PLACES, duration, headline, percent, rank_list, size, visible
+from ppdiag.reports.words import CAUSES, PLACES, duration, headline, rank_list, size, visible
 
 
 def make_verdict(
