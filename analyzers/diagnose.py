@@ -11,6 +11,7 @@ from ppdiag.analyzers import graph as step_graph
 from ppdiag.analyzers import program as rank_program
 from ppdiag.analyzers import results, timeline, verdict
 from ppdiag.analyzers.attribution import attribute, split_imbalance
+from ppdiag.analyzers.overhead import overhead, shortfall
 from ppdiag.analyzers.replay import World, replay
 from ppdiag.analyzers.shape import label
 from ppdiag.analyzers.steps import find_steps
@@ -74,7 +75,8 @@ def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = No
         clock_error_s=trace.clock_error_s,
         verdict=verdict.decide(context),
         transports=tuple(dict(row) for row in trace.transports),
-        warnings=(*results.warnings(trace, steps), *_left_out(left_out)),
+        overhead=overhead(trace),
+        warnings=(*results.warnings(trace, steps), *shortfall(trace), *_left_out(left_out)),
         step_times_s=tuple(steps.duration_s.tolist()),
         timeline=timeline.median_step(program, steps, graphs[0], measured),
     )

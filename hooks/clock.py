@@ -226,7 +226,8 @@ class Client(threading.Thread):
     def burst(self, patience_s: float = PATIENCE_S) -> None:
         """Ping until enough have come back; write the one with the shortest way."""
         with self._lock:
-            begin, found = time.monotonic(), []
+            found: list[tuple[int, int, int, int]] = []
+            begin = time.monotonic()
             while self._socket is not None and len(found) < PROBES and time.monotonic() - begin < BURST_S:
                 probe = self._ping(self._socket, patience_s)
                 if probe is None:

@@ -111,6 +111,7 @@ class _Rank:
         self.groups: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.faults: list[str] = []
         self.probes: list[dict[str, Any]] = []
+        self.blocks: list[dict[str, Any]] = []
         self.warnings: list[str] = []
         self.device = DeviceWords()
         self.state = rank_state.UNKNOWN
@@ -209,6 +210,9 @@ def _take_word(word: dict[str, Any], found: _Rank) -> None:
             found.device.take_memory(word)
         case "sample":
             found.device.take_sample(word)
+        case "block":
+            numbers = {name: whole(word[name]) for name in ("first", "steps", "wall_ns")}
+            found.blocks.append({"probed": bool(word["probed"]), **numbers})
         case "fault":
             found.faults.append(f"{word.get('probe', 'probe')}: {word.get('error', '')}")
 
@@ -279,7 +283,7 @@ def _rank_facts(rank: _Rank, *, ended: bool) -> RankFacts:
         rank=rank.rank,
         host=str(rank.header.get("host", "")),
         clock=str(rank.header.get("clock", "")),
-        facts={**rank.header, **rank.facts, **rank.device.facts()},
+        facts={**rank.header, **rank.facts, **rank.device.facts(), "blocks": tuple(rank.blocks)},
         clock_probes=tuple(rank.probes),
         status=rank_state.settle(
             rank.state, raised=str(rank.facts.get("raised", "")), ended=ended, clock=str(rank.header.get("clock", ""))

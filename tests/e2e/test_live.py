@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -86,3 +87,17 @@ def test_a_dormant_job_that_nobody_wakes_records_nothing_and_says_so(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert "the job was dormant: did ppdiag record wake it?" in done.stderr
     assert len(read_trace(tmp_path / "run")) == 0
+
+
+@pytest.mark.slow
+def test_the_cost_of_recording_is_measured_within_the_job(tmp_path: Path) -> None:
+    done = run(tmp_path, "--measure-overhead", "--json", str(tmp_path / "found.json"), steps=180)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["overhead"]["low"] <= found["overhead"]["fraction"] <= found["overhead"]["high"]
+    assert found["overhead"]["low"] < 0.03  # stages sleep: what is left is the noise of a busy machine
+    assert "cost of recording" in done.stderr
+    recorded = recorded_steps(tmp_path)
+    assert recorded[0] == recorded[1]
+    assert set(range(6, 18)) <= set(recorded[0])
+    assert not set(range(18, 30)) & set(recorded[0])

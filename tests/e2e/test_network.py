@@ -80,10 +80,10 @@ def run_over(run_dir: Path, delay_ms: float, rate_mbit: float, *options: str) ->
             command = node_command(name, node, arguments)
             nodes.append(stack.enter_context(subprocess.Popen(command, env=environment, stdout=output, stderr=output)))
         try:
-            codes = [node.wait(TIMEOUT_S) for node in nodes]
+            codes = [process.wait(TIMEOUT_S) for process in nodes]
         finally:
-            for node in nodes:
-                node.kill()
+            for process in nodes:
+                process.kill()
     assert codes == [0, 0], (run_dir.parent / "output1").read_text()[-4000:]
     return read_trace(run_dir)
 
