@@ -81,10 +81,9 @@ def test_keys_of_the_rows_are_those_of_the_public_contract() -> None:
     for part in (data["idle"], data["stages"][0], data["ranks"][0]):
         assert set(part["where"]) == WHERE
         assert set(part["why"]) == WHY
-    # title, severity and measure_after are more than the contract's first draft names; readers ignore what they
-    # do not know.
-    assert set(data["symptoms"][0]) == {"id", "title", "severity", "evidence", "advice"}
-    assert set(data["symptoms"][0]["advice"][0]) == {"action", "how", "gain_fraction", "source", "measure_after"}
+    # title, severity and measure_after are for people: reports have them, the contract does not.
+    assert set(data["symptoms"][0]) == {"id", "evidence", "advice"}
+    assert set(data["symptoms"][0]["advice"][0]) == {"action", "how", "gain_fraction", "source"}
 
 
 def test_what_does_not_apply_is_null() -> None:
