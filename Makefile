@@ -1,4 +1,4 @@
-# The words of this file: setup demo test lint bench docs clean. Each says what it does while it does it.
+# The words of this file: setup demo test lint bench gpu-check docs clean. Each says what it does while it does it.
 PYTHON ?= python3
 # What to install where the active environment has no torch >= 2.8. On a machine without a GPU the CPU build is smaller:
 #   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
@@ -13,13 +13,13 @@ BIN := $(VENV)/bin
 SAY := @printf '\n==> %s\n'
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup demo test lint bench gpu-check docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a pipeline with a slow stage planted in it, and find that stage"
 	@echo "make test    run the tests ($(MARKS))"
-	@echo "make setup | lint | bench | docs | clean"
+	@echo "make setup | lint | bench | gpu-check | docs | clean"
 
 setup: $(VENV)/.ready
 
@@ -49,7 +49,11 @@ lint: setup
 	@$(BIN)/lint-imports
 
 bench: setup
-	@for script in benchmarks/*.py; do printf '\n==> %s\n' "$$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out benchmarks/gpu_check.py,$(wildcard benchmarks/*.py)); do printf '\n==> %s\n' "$$script"; $(BIN)/python "$$script" || exit 1; done
+
+gpu-check:
+	$(SAY) "Checking the recorder on one GPU, with the torch of $(PYTHON)"
+	@$(PYTHON) benchmarks/gpu_check.py $(ARGS)
 
 docs: setup
 	$(SAY) "Building the pages in docs/_build/html"

@@ -49,7 +49,7 @@ class Device:
             self.name = torch.device("cuda", 0)
             torch.cuda.set_device(0)
             torch.zeros(1, device=self.name)
-            self._cycles_per_ms = self._calibrate()
+            self._cycles_per_ms = 0.0
 
     def busy(self, milliseconds: float, *, done: bool = False) -> None:
         """Launch work of this length on the current stream; ``done`` waits for the stand-in, for gloo sends at once."""
@@ -60,8 +60,10 @@ class Device:
         if done:
             self._stream.drain()
 
-    def _calibrate(self) -> float:
+    def calibrate(self) -> None:
         """Cycles of ``torch.cuda._sleep`` in a millisecond, by the host's clock, of the fastest of some tries."""
+        if self.dry:
+            return
         torch.cuda._sleep(CALIBRATION_CYCLES)  # the clocks rise
         took = []
         for _ in range(3):
@@ -70,7 +72,7 @@ class Device:
             torch.cuda._sleep(CALIBRATION_CYCLES)
             torch.cuda.synchronize()
             took.append(1e3 * (time.perf_counter() - begin))
-        return CALIBRATION_CYCLES / min(took)
+        self._cycles_per_ms = CALIBRATION_CYCLES / min(took)
 
 
 class Busy(torch.autograd.Function):
@@ -213,6 +215,7 @@ def main() -> None:
     torch.set_num_threads(1)
     device = Device(dry=args.dry_run)
     dist.init_process_group("gloo" if args.dry_run else "nccl")
+    one_at_a_time("calibration", device.calibrate)
     RECORDER.start()
     found: dict[str, Any] = {"rank": dist.get_rank(), "torch": torch.__version__}
     if args.what == "timing":
