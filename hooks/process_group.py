@@ -107,6 +107,7 @@ def write_abandoned() -> None:
     """Write the messages whose Work the job has dropped without waiting (on the writer's thread)."""
     for key, (work, tails) in list(_pending.items()):
         if sys.getrefcount(work) <= _REFERENCES_OF_OURS and _pending.pop(key, None) is not None:
+            _any_source.pop(key, None)  # another Work may get this id
             _never_waited(tails)
 
 
@@ -294,9 +295,15 @@ def _recv_anysource(original: Any) -> Any:
                 tail = _describe(_RECV, group, args[0][0], NONE, tag, RECORDER.threads.state)
         except Exception as error:
             guard.failed(PROBE, error)
-        work = original(self, *args, **named)
-        if tail is not None and group is not None:
-            _posted(work, tail)
+        if tail is None or group is None:
+            return original(self, *args, **named)
+        try:
+            work = original(self, *args, **named)
+        except BaseException:
+            _ended(tail, Flag.FAILED)
+            raise
+        _posted(work, tail)
+        if work is not None:
             _any_source[id(work)] = group
         return work
 

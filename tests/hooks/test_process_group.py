@@ -37,6 +37,7 @@ class Group:
 
     group_name = "pipe"
     works = True
+    refuses = False
 
     def size(self) -> int:
         return 2
@@ -45,6 +46,8 @@ class Group:
         return 0
 
     def _work(self, *_: Any, **__: Any) -> Any:
+        if self.refuses:
+            raise RuntimeError("of the user")
         return Work() if self.works else None
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> Any:  # noqa: ARG002
@@ -195,6 +198,21 @@ def test_the_sender_of_a_receive_from_anyone_is_known_after_the_wait(group: Grou
     group.recv_anysource([Tensor()], 3).wait()
     (span,) = recorded()
     assert (span["kind"], span["peer"], span["seq"], span["tag"]) == (Kind.RECV, 9, 0, 3)
+
+
+def test_a_receive_from_anyone_that_is_dropped_leaves_no_trace_on_the_next_work_of_its_id(group: Group) -> None:
+    group.recv_anysource([Tensor()], 3)
+    process_group.write_abandoned()
+    (span,) = recorded()
+    assert (span["peer"], span["flags"]) == (NONE, Flag.NEVER_WAITED)
+    assert not process_group._any_source
+
+
+def test_a_receive_from_anyone_that_raises_is_flagged(group: Group) -> None:
+    group.refuses = True
+    with pytest.raises(RuntimeError):
+        group.recv_anysource([Tensor()], 3)
+    assert [span["flags"] for span in recorded()] == [Flag.FAILED]
 
 
 def test_an_exception_of_the_user_passes_untouched_and_its_span_is_flagged(group: Group) -> None:
