@@ -18,6 +18,7 @@ import ppdiag
 from ppdiag.errors import LaunchFailed
 from ppdiag.model import FORMAT_VERSION
 from ppdiag.rundir import (
+    ADAPTERS_VARIABLE,
     MAX_BYTES_VARIABLE,
     MODE_VARIABLE,
     RUN_DIR_VARIABLE,
@@ -120,13 +121,14 @@ def bootstrap_directory() -> str:
     return os.path.join(os.path.dirname(os.path.abspath(ppdiag.hooks.__file__)), "bootstrap")  # noqa: PTH100, PTH118, PTH120
 
 
-def job_variables(
+def job_variables(  # noqa: PLR0913  (one argument an option)
     directory: Path,
     environ: Mapping[str, str],
     *,
     max_bytes: int | None = None,
     nccl: bool = False,
     mode: str = "",
+    adapters: bool = True,
 ) -> dict[str, str]:
     """The variables that make every Python of a job record into ``directory`` (absolute).
 
@@ -144,6 +146,8 @@ def job_variables(
         variables[MAX_BYTES_VARIABLE] = str(max_bytes)
     if mode:
         variables[MODE_VARIABLE] = mode
+    if not adapters:
+        variables[ADAPTERS_VARIABLE] = "none"
     return variables | (_nccl_variables(directory, environ) if nccl else {})
 
 

@@ -44,6 +44,12 @@ def nccl_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--nccl/--no-nccl", default=True, help=text)(command)
 
 
+def adapters_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --adapters/--no-adapters."""
+    text = "Name stages and microbatches as the framework does (default: on); off, they are found from the messages."
+    return click.option("--adapters/--no-adapters", default=True, help=text)(command)
+
+
 def mode_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say which steps are recorded: --dormant, --every, --window, --measure-overhead."""
     for option in reversed(

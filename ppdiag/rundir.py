@@ -50,6 +50,8 @@ RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
 MODE_VARIABLE = "PPDIAG_MODE"
 """Environment variables by which the launcher tells the ranks: where, how much, and which steps (``hooks.control``)."""
+ADAPTERS_VARIABLE = "PPDIAG_ADAPTERS"
+"""The same: ``none`` switches the framework adapters off."""
 
 RUN_FILE = "run.json"
 PROCESSES_FILE = "processes.jsonl"

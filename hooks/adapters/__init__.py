@@ -11,15 +11,15 @@ import importlib
 import os
 from typing import Protocol
 
-VARIABLE = "PPDIAG_ADAPTERS"
-"""Environment variable; ``none`` switches all adapters off, so that the universal layer works alone."""
+from ppdiag.rundir import ADAPTERS_VARIABLE
+
 ADAPTERS: dict[str, str] = {
     "deepspeed.runtime.pipe": "ppdiag.hooks.adapters.deepspeed:ADAPTER",
     "megatron.core.pipeline_parallel": "ppdiag.hooks.adapters.megatron:ADAPTER",
     "torch.distributed.pipelining": "ppdiag.hooks.adapters.torch_pipelining:ADAPTER",
 }
 """``package: "module:object"``; the standard library's notation of an entry point."""
-if os.environ.get(VARIABLE) == "none":
+if os.environ.get(ADAPTERS_VARIABLE) == "none":  # the universal layer works alone
     ADAPTERS.clear()
 
 

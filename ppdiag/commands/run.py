@@ -20,7 +20,7 @@ from ppdiag.launch import (
     rank_files,
     run_job,
 )
-from ppdiag.options import max_size_option, mode, mode_options, nccl_option, report_options, wanted
+from ppdiag.options import adapters_option, max_size_option, mode, mode_options, nccl_option, report_options, wanted
 from ppdiag.outputs import Wanted, report
 from ppdiag.silence import why_silent
 
@@ -39,6 +39,7 @@ CONDITION_HOLDS = 3
 @max_size_option
 @nccl_option
 @mode_options
+@adapters_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913  (one argument an option)
     command: tuple[str, ...],
@@ -54,6 +55,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     every: int | None,
     window: int | None,
     measure_overhead: bool,
+    adapters: bool,
 ) -> None:
     """Run COMMAND, record what its ranks do, and say what they waited for.
 
@@ -67,7 +69,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     check_command(command)
     path = prepare_run_directory(output or default_run_directory(), command)
     before = rank_files(path)
-    variables = job_variables(path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps)
+    variables = job_variables(path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps, adapters=adapters)
     exit_code = run_job(command, variables, meanwhile=lambda: None if quiet else _say_what_is_wrong(command))
     note_end(path, exit_code)
     holding = _explain(path, asked, quiet=quiet, dormant=dormant) if rank_files(path) - before else _say_silent(path)

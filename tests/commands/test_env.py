@@ -71,3 +71,8 @@ def test_the_users_own_nccl_log_is_left_alone(tmp_path, monkeypatch, name):
 
 def test_a_directory_whose_name_nccl_would_expand_gets_no_log(tmp_path):
     assert "NCCL" not in _exports(str(tmp_path / "100%h"))
+
+
+def test_adapters_are_on_unless_they_are_switched_off(tmp_path):
+    assert "PPDIAG_ADAPTERS" not in _exports(str(tmp_path / "run"))
+    assert "export PPDIAG_ADAPTERS=none" in _exports(str(tmp_path / "run"), "--no-adapters")

@@ -86,10 +86,10 @@ def start(ranks: int, script: str, *arguments: str, version: str = "", **options
     assert result.returncode == 0, f"{result.stdout[-3000:]}\n{result.stderr[-6000:]}"
 
 
-def run_twice(folder: Path, ranks: int, script: str, jobs: Sequence[str], *, version: str) -> Run:
+def run_twice(folder: Path, ranks: int, script: str, jobs: Sequence[str], **options: Any) -> Run:
     """Run the parts of a job with the recorder and without it."""
-    start(ranks, script, str(folder / "on-"), *jobs, version=version, run_dir=folder / "run")
-    start(ranks, script, str(folder / "off-"), *jobs, version=version)
+    start(ranks, script, str(folder / "on-"), *jobs, run_dir=folder / "run", **options)
+    start(ranks, script, str(folder / "off-"), *jobs, **options)
     return Run(read_trace(folder / "run"), read_results(folder / "on-", ranks), read_results(folder / "off-", ranks))
 
 

@@ -23,7 +23,7 @@ SLOW_STAGE = 1
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder: Path = tmp_path_factory.mktemp("accelerate")
-    return run_twice(folder, RANKS, "accelerate_pippy.py", [str(CALLS), f"{SLOW_STAGE}:20"], version="")
+    return run_twice(folder, RANKS, "accelerate_pippy.py", [str(CALLS), f"{SLOW_STAGE}:20"])
 
 
 def test_each_call_holds_exactly_the_forwards_and_messages_of_its_chunks(run: Run) -> None:

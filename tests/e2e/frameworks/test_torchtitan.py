@@ -31,6 +31,8 @@ SHARDED = f"{SCHEDULE} 1F1B --parallelism.data_parallel_shard_degree 2"
 TENSOR = f"{SCHEDULE} Interleaved1F1B --parallelism.tensor_parallel_degree 2"
 TWO_RANKS = [*SINGLE, *MULTI, CHECKPOINTING, SLOW]
 FOUR_RANKS = [SHARDED, TENSOR]
+SPLIT = [f"{SCHEDULE} ZBVZeroBubble --training.steps 4", SLOW]
+"""Run once more, with the adapters switched off: one that splits off weight gradients, and a plain one."""
 STAGES = {**dict.fromkeys([*SINGLE, CHECKPOINTING, SHARDED], 2), **dict.fromkeys([*MULTI, TENSOR], 4)}
 
 
@@ -50,6 +52,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         results = (read_results(place / name, ranks) for name in ("on-", "off-"))
         found |= dict.fromkeys(jobs, Run(read_trace(place / "run"), *results))
     return found
+
+
+@pytest.fixture(scope="module")
+def unnamed(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Run]) -> Run:  # noqa: ARG001  (it made the assets)
+    """Without the adapter."""
+    folder: Path = tmp_path_factory.mktemp("unnamed")
+    assets = next(folder.parent.glob("torchtitan*/assets"))
+    options = {"run_dir": folder / "run", "cwd": assets, "variables": {"PPDIAG_ADAPTERS": "none"}}
+    start(2, "torchtitan_trainer.py", str(folder / "on-"), free_ports(len(SPLIT)), *SPLIT, **options)
+    results = read_results(folder / "on-", 2)
+    return Run(read_trace(folder / "run"), results, results)
 
 
 def free_ports(count: int) -> str:
@@ -93,3 +106,16 @@ def test_a_stage_that_sleeps_is_named(runs: dict[str, Run]) -> None:
     found = diagnose(runs[SLOW].part(SLOW))
     assert (found.job.schedule_name, found.job.schedule_match) == ("1F1B", 1.0)
     assert (found.verdict.cause, found.verdict.stage, found.verdict.confidence) == ("imbalance", 0, "measured")
+
+
+def test_without_the_adapter_the_stage_that_sleeps_is_found_all_the_same(unnamed: Run, runs: dict[str, Run]) -> None:
+    found = diagnose(unnamed.part(SLOW)).verdict
+    assert (found.cause, found.stage, found.confidence) == ("imbalance", 0, "inferred")
+    losses = [[line["losses"] for line in ranks if line["job"] == SLOW] for ranks in unnamed.recorded]
+    assert losses == [[line["losses"] for line in ranks if line["job"] == SLOW] for ranks in runs[SLOW].plain]
+
+
+def test_without_the_adapter_weight_gradients_of_their_own_are_not_taken_for_backwards(unnamed: Run) -> None:
+    found = diagnose(unnamed.part(SPLIT[0]))
+    assert (found.verdict.stage, found.verdict.confidence) == (None, "undecided")
+    assert any("weight gradients may be computed apart" in warning for warning in found.warnings)
