@@ -5,7 +5,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # More arguments for pytest, and which tests: `make test TESTS=tests/commands`, `make test MARKS=slow`.
 TESTS ?= tests
-MARKS ?= not slow
+MARKS ?= not slow and not frameworks
 ARGS ?=
 
 VENV := .venv
