@@ -319,7 +319,7 @@ def _advice(advice: Advice) -> list[tuple[str, str]]:
     gain = advice.gain_fraction
     expected = "unknown: this change cannot be replayed"
     if gain is not None:
-        expected = f"{rough_percent(gain)} of the step time, from replaying this run with the change"
+        expected = f"up to {rough_percent(gain)} of the step time"
     rows = [
         ("do", advice.action),
         ("how", advice.how),
