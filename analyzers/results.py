@@ -11,6 +11,7 @@ from ppdiag.analyzers import schedules
 from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import COMPUTE
 from ppdiag.analyzers.steps import pipeline_work
+from ppdiag.analyzers.validation import whole_or_none
 from ppdiag.diagnosis import Job, LinkResult, Phases, RankResult, StageResult
 from ppdiag.diagnosis import Steps as StepTimes
 from ppdiag.model import PIPELINE_KINDS, Flag, Kind
@@ -103,11 +104,9 @@ def stages(trace: Trace, steps: Steps, shape: Shape, attribution: Attribution) -
         index = np.searchsorted(steps.ranks, holders)
         busy = float(attribution.busy_R[index].mean())
         times = _op_times(analysed[analysed["stage"] == stage])
-        found.append(
-            StageResult(
-                stage, tuple(holders), *times, busy, 1.0 - busy, attribution.where(index), attribution.why(index)
-            )
-        )
+        parts = attribution.where(index), attribution.why(index)
+        peak_bytes = max((peak for rank in holders if (peak := _peak_memory(trace, rank)) is not None), default=None)
+        found.append(StageResult(stage, tuple(holders), *times, busy, 1.0 - busy, *parts, peak_bytes))
     return tuple(found)
 
 
@@ -121,12 +120,15 @@ def ranks(trace: Trace, steps: Steps, shape: Shape, attribution: Attribution) ->
         busy = float(attribution.busy_R[r])
         times = _op_times(analysed[slices[rank]])
         host = facts.host if facts else ""
-        found.append(
-            RankResult(
-                rank, host, shape.stages[rank], *times, busy, 1.0 - busy, attribution.where([r]), attribution.why([r])
-            )
-        )
+        parts = attribution.where([r]), attribution.why([r])
+        peak_bytes = _peak_memory(trace, rank)
+        found.append(RankResult(rank, host, shape.stages[rank], *times, busy, 1.0 - busy, *parts, peak_bytes))
     return tuple(found)
+
+
+def _peak_memory(trace: Trace, rank: int) -> int | None:
+    """The most that a rank's device ever held, its stages together; None where the record does not say."""
+    return whole_or_none(trace.ranks[rank].facts, "peak_memory_bytes") if rank in trace.ranks else None
 
 
 def _analysed_work(trace: Trace, steps: Steps) -> np.ndarray:

@@ -145,6 +145,7 @@ class StageResult:
     where: Where
     why: Why
     peak_memory_bytes: int | None = None
+    """Of the fullest of its ranks, all stages of the rank together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,6 @@ class DeviceWords:
     """Collects words of type ``memory`` and ``sample`` of one rank."""
 
     def __init__(self) -> None:
-        self.stage_peak_bytes: dict[int, int] = {}
-        """Stage -> most bytes allocated at the end of one of its ops; a rank's stages share its peak."""
         self.peak_bytes: int | None = None
         self._samples: dict[str, list[int]] = defaultdict(list)
 
@@ -41,10 +39,7 @@ class DeviceWords:
         Raises:
             ValueError, KeyError: it is none.
         """
-        current, peak = whole(word["current_bytes"]), whole(word["peak_bytes"])
-        stage = whole(word["stage"], low=-1)
-        self.stage_peak_bytes[stage] = max(current, self.stage_peak_bytes.get(stage, 0))
-        self.peak_bytes = max(peak, self.peak_bytes or 0)
+        self.peak_bytes = max(whole(word["peak_bytes"]), self.peak_bytes or 0)
 
     def take_sample(self, word: Mapping[str, Any]) -> None:
         """A sample of NVML.

@@ -232,8 +232,8 @@ def _assemble(ranks: list[_Rank], *, source: str, ended: bool, warnings: list[st
         warnings += [*rank.warnings, *rank.device.warnings(rank.rank)]
         if untimed := whole_or_none(rank.facts, "untimed_on_device", low=1):
             warnings.append(
-                f"rank {rank.rank}: {untimed} moments could not be timed on its device (in the capture of a CUDA graph, "
-                "on another device, or with too many pending); those ops have the host's times"
+                f"rank {rank.rank}: {untimed} moments could not be timed on its device (in the capture of a CUDA "
+                "graph, on another device, or with too many pending); those ops have the host's times"
             )
         warnings += [f"rank {rank.rank}: a probe of ppdiag turned itself off: {fault}" for fault in rank.faults]
     return Trace(

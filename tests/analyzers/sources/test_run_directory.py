@@ -70,6 +70,17 @@ def test_groups_that_the_ranks_number_differently_are_one(tmp_path: Path) -> Non
     assert (found.spans["group"] == 0).all()
 
 
+def test_the_peak_of_a_ranks_memory_reaches_the_tables_and_an_impossible_one_does_not(tmp_path: Path) -> None:
+    write_run(tmp_path, small())
+    with (tmp_path / "rank00001-0.jsonl").open("a") as stream:
+        for current, peak in ((700, 900), (100, 1200), (5, -1)):
+            word = {"type": "memory", "stage": 1, "current_bytes": current, "peak_bytes": peak}
+            stream.write(json.dumps(word) + "\n")
+    found = diagnose(read_trace([tmp_path]))
+    assert [rank.peak_memory_bytes for rank in found.ranks] == [None, 1200]
+    assert [stage.peak_memory_bytes for stage in found.stages] == [None, 1200]
+
+
 def test_a_torn_last_block_loses_no_other(tmp_path: Path) -> None:
     trace = small()
     write_run(tmp_path, trace)
