@@ -70,7 +70,7 @@ class Events(Protocol):
         """Whether an event recorded on this thread now would do harm or be wrong: in the capture of a graph."""
 
     def adopt_thread(self) -> None:
-        """Have the calling thread use the device of the thread that began."""
+        """Have the calling thread, if it is another, use the device of the thread that began."""
 
 
 class Clock(Protocol):
@@ -158,7 +158,8 @@ class DeviceClock:
         self._queries = threading.Lock()
         """Held while CUDA is asked about events: in the capture of a graph, that would end the capture."""
         self._captures = 0
-        self._adopted = False
+        self._adopted: set[int] = set()
+        """Threads that have resolved before."""
         self._looked_ns = now_ns()
         """When an event was last seen to complete."""
         self.time = DeviceTime()
@@ -203,9 +204,9 @@ class DeviceClock:
 
     def resolve(self) -> None:
         """Time what is complete, and record it."""
-        if not self._adopted:
+        if (thread := threading.get_ident()) not in self._adopted:
             self._events.adopt_thread()
-            self._adopted = True
+            self._adopted.add(thread)
         self._time_complete()
         if self.time.wants_bounds(TIGHT_NS):
             self._look_closer()
@@ -327,6 +328,7 @@ class CudaEvents:
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self.device = cuda.current_device()
+        self._thread = threading.get_ident()
 
     def new(self) -> Event:
         """A timing event."""
@@ -339,4 +341,5 @@ class CudaEvents:
 
     def adopt_thread(self) -> None:
         """A new thread has device 0, and the first call there would make a context that holds memory."""
-        self._cuda.set_device(self.device)
+        if threading.get_ident() != self._thread:
+            self._cuda.set_device(self.device)
