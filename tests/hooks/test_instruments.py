@@ -171,7 +171,8 @@ def test_the_writers_thread_takes_the_jobs_device_and_no_other_thread_is_touched
     assert len(cuda.set_by) == 1
 
 
-def test_a_fault_of_the_resolution_does_not_reach_the_writer(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("cuda")
+def test_a_fault_of_the_resolution_does_not_reach_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     instruments.install()
 
     def broken(_clock: DeviceClock) -> None:
