@@ -24,7 +24,8 @@ def analyze(
 ) -> None:
     """Say what the ranks of a recorded job waited for.
 
-    PATH is a run directory of ppdiag run. It may be read while the job still writes it.
+    PATH is a run directory of ppdiag run, which may be read while the job still writes it, or a recording of another
+    tool that ppdiag reads.
     """
     try:
         holding = report(paths, wanted(json_target, html, fail_on, quiet=quiet))
