@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ppdiag.hooks.device_time import DeviceTime
 from ppdiag.hooks.recorder import KIND_AT, Tail, with_flag
-from ppdiag.model import LAUNCH_UNIT_NS, WAIT_KINDS, Flag
+from ppdiag.model import MOST_LAUNCH_LEAD_MS, WAIT_KINDS, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,6 @@ LAST_LOOK_NS = 1_000_000_000
 """At exit, how long to wait for events that are not complete; their spans are then timed by the host."""
 PATIENCE_SPANS = 1 << 12
 """Resolved spans that may wait for the first good bounds."""
-_LEAD_LIMIT = 2**31 - 1
 _WAITS = frozenset(map(int, WAIT_KINDS))
 
 
@@ -97,7 +96,7 @@ class HostSpan(NamedTuple):
 class HostClock:
     """Where there is no device (a profiler's ranges are wanted on a CPU job): spans are as the host saw them."""
 
-    def __init__(self, append: Callable[[tuple[int, ...]], None]) -> None:
+    def __init__(self, append: Callable[[tuple[Any, ...]], None]) -> None:
         self._append = append
 
     def mark(self) -> None:
@@ -142,7 +141,7 @@ class DeviceClock:
     def __init__(
         self,
         events: Events,
-        append: Callable[[tuple[int, ...]], None],
+        append: Callable[[tuple[Any, ...]], None],
         *,
         now_ns: Callable[[], int] = perf_counter_ns,
         sleep: Callable[[float], None] = time.sleep,
@@ -316,10 +315,10 @@ class DeviceClock:
         for begin_ns, end_ns, span in timed:
             start_ns = self.time.host_ns(begin_ns)
             finish_ns = max(start_ns, self.time.host_ns(end_ns))
-            lead = max(-_LEAD_LIMIT, min(_LEAD_LIMIT, (start_ns - span.start_ns) // LAUNCH_UNIT_NS))
+            lead_ms = max(-MOST_LAUNCH_LEAD_MS, min(MOST_LAUNCH_LEAD_MS, (start_ns - span.start_ns) / 1e6))
             for tail in span.tails:
                 post_ns = min(tail[0], finish_ns) if tail[KIND_AT] in _WAITS else start_ns
-                self._append((start_ns, finish_ns, post_ns, *with_flag(tail, Flag.DEVICE)[1:], lead))
+                self._append((start_ns, finish_ns, post_ns, *with_flag(tail, Flag.DEVICE)[1:], lead_ms))
 
 
 class CudaEvents:

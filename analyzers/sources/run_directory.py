@@ -16,7 +16,7 @@ from ppdiag.analyzers.sources import rank_state
 from ppdiag.analyzers.sources.device_words import DeviceWords, move_posts
 from ppdiag.analyzers.validation import MOST_RANKS, plausible, whole, whole_or_none
 from ppdiag.errors import BadRecord, NotARun, NothingRecorded, VersionMismatch
-from ppdiag.model import FORMAT_VERSION, LAUNCH_UNIT_NS
+from ppdiag.model import FORMAT_VERSION
 from ppdiag.rundir import MAX_HEADER_BYTES, PROCESSES_FILE, RUN_FILE, SPAN_MAGIC, decode_blocks, parse_rank_file_name
 from ppdiag.trace import SPAN_DTYPE, JobFacts, ProcessGroup, RankFacts, Trace, fact_names, sorted_spans
 
@@ -31,6 +31,8 @@ MAX_WORDS_BYTES = 64 << 20
 MOST_GROUPS = 1 << 15
 """A span names its group in 16 bits."""
 PROBE = ("t0", "t1", "t2", "t3")
+LAUNCH = "launch_lead_ms"
+"""The one field that is no integer, and that not every record has."""
 NUMBERS = ("world_size", "microbatches", "pp", "vpp", "tp", "dp")
 """Facts of the job that are whole numbers; the others are words."""
 
@@ -166,7 +168,7 @@ def _fields_are_known(described: object) -> bool:
     except (TypeError, ValueError):
         return False
     wanted = set(SPAN_DTYPE.names or ()) - {"rank", "launch_ns"}
-    integers = all(dtype[name].kind in "iu" for name in dtype.names or ())
+    integers = all(dtype[name].kind in "iu" or (name == LAUNCH and dtype[name] == "<f2") for name in dtype.names or ())
     return wanted <= set(dtype.names or ()) and integers and dtype.itemsize <= 1024
 
 
@@ -177,8 +179,9 @@ def _to_spans(records: np.ndarray, rank: int) -> np.ndarray:
         if name in (SPAN_DTYPE.names or ()):
             spans[name] = records[name]
     spans["launch_ns"] = spans["start_ns"]
-    if "launch_lead" in (records.dtype.names or ()):
-        spans["launch_ns"] -= LAUNCH_UNIT_NS * records["launch_lead"].astype(np.int64)
+    if LAUNCH in (records.dtype.names or ()):
+        lead_ns = 1e6 * np.nan_to_num(records[LAUNCH].astype(np.float64), posinf=0.0, neginf=0.0)
+        spans["launch_ns"] -= np.rint(lead_ns).astype(np.int64)
     return spans
 
 
