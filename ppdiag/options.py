@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ppdiag.conditions import parse_condition
+from ppdiag.errors import BadShape
 from ppdiag.outputs import STANDARD_OUTPUT, Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+T = TypeVar("T")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -30,6 +32,17 @@ def size_bytes(text: str) -> int:
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size; write for instance 500M or 2G")
     return round(float(match[1]) * _UNITS[match[2]])
+
+
+def pick(table: Mapping[str, T], name: str, what: str) -> T:
+    """The row of this name.
+
+    Raises:
+        BadShape: there is none; the message lists those that there are.
+    """
+    if name not in table:
+        raise BadShape(f"{name!r} is no known {what}; choose from {', '.join(table)}")
+    return table[name]
 
 
 def max_size_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,15 +25,15 @@ COLUMNS = (
     ("step", lambda plan: duration(plan.step_s)),
     ("MFU", lambda plan: percent(plan.mfu)),
     ("bubble", lambda plan: percent(plan.bubble_fraction)),
-    ("uneven", lambda plan: percent(plan.imbalance_fraction)),
+    ("imbalance", lambda plan: percent(plan.imbalance_fraction)),
     ("p2p", lambda plan: percent(plan.transfer_fraction)),
-    ("TP sums", lambda plan: percent(plan.tensor_fraction)),
+    ("TP comm", lambda plan: percent(plan.tensor_fraction)),
     ("DP", lambda plan: percent(plan.data_fraction)),
 )
 LEGEND = (
-    "memory: of the fullest rank. bubble: of the pipeline phase, over the total. uneven, p2p, TP sums and the last\n"
-    "DP: shares of the step that go to unequal stages, waits for messages, tensor-parallel sums, and gradient traffic\n"
-    "that nothing hides."
+    "memory: of the fullest rank. bubble: of the pipeline phase, over the total. imbalance, p2p, TP comm and the\n"
+    "last DP: shares of the step that go to unequal stages, waits for messages, tensor-parallel all-reduces, and\n"
+    "gradient traffic that nothing hides."
 )
 
 

@@ -28,6 +28,9 @@ SYMPTOMS = Registry(
     },
 )
 
+MEGATRON = ("megatron", "megatron-core")
+"""The framework as recordings of others call it, and as its adapter does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

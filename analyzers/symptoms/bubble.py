@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.symptoms import is_verdict, severity
+from ppdiag.analyzers.symptoms import MEGATRON, is_verdict, severity
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
@@ -27,10 +27,15 @@ FAST_NETWORK = 0.20
 """Interleaving multiplies the messages by V: below this share of communication that is likely to pay."""
 MORE_MICROBATCHES = {
     "torch.distributed.pipelining": "n_microbatches={m} in the schedule's constructor (with a batch as much larger)",
+    "deepspeed": "gradient_accumulation_steps: {m} in DeepSpeed's configuration (train_batch_size grows with it)",
+    **dict.fromkeys(MEGATRON, "--global-batch-size of {m} x micro batch x DP"),
 }
 INTERLEAVE = {
     "torch.distributed.pipelining": "ScheduleInterleaved1F1B with {v} PipelineStages a rank",
+    **dict.fromkeys(MEGATRON, "--num-virtual-stages-per-pipeline-rank {v}"),
 }
+WITHOUT_INTERLEAVING = ("deepspeed",)
+"""Frameworks that have no such schedule."""
 
 
 def find(evidence: Evidence) -> Symptom | None:
@@ -65,7 +70,8 @@ def _advice(evidence: Evidence, share: float) -> list[Advice]:
             measure_after="time a microbatch, and peak memory of the first stage",
         )
     ]
-    if job.vpp == 1 and evidence.diagnosis.why.communication < FAST_NETWORK:
+    can_interleave = job.vpp == 1 and evidence.framework not in WITHOUT_INTERLEAVING
+    if can_interleave and evidence.diagnosis.why.communication < FAST_NETWORK:
         found.append(
             Advice(
                 action="Interleave two stages a rank",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.symptoms import is_verdict, severity
+from ppdiag.analyzers.symptoms import MEGATRON, is_verdict, severity
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 RESPLIT = {
     "torch.distributed.pipelining": (
         "other layers for each PipelineStage (or other split points in pipeline(split_spec=...))"
+    ),
+    "deepspeed": "partition_method of PipelineModule: 'parameters' or 'type:REGEX' (layers of a class) are balanced",
+    **dict.fromkeys(
+        MEGATRON,
+        "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, or --pipeline-model-parallel-layout",
     ),
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ppdiag.errors import BadShape
+from ppdiag.options import pick
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,9 @@ def check(command: tuple[str, ...], *, device: str | None, network: str | None, 
     from ppdiag.analyzers.planning.hardware import DEVICES, NETWORKS  # noqa: PLC0415
     from ppdiag.reports.findings import render  # noqa: PLC0415
 
-    chosen = {"device": _pick(DEVICES, device, "device"), "network": _pick(NETWORKS, network, "network")}
-    _, findings = find(command, folder=Path.cwd(), **chosen)
+    gpu = None if device is None else pick(DEVICES, device, "device")
+    link = None if network is None else pick(NETWORKS, network, "network")
+    _, findings = find(command, folder=Path.cwd(), device=gpu, network=link)
     if as_json:
         click.echo(json.dumps({"schema": SCHEMA, "findings": [one.to_dict() for one in findings]}, indent=1))
     else:
@@ -59,9 +60,3 @@ def lines(command: Sequence[str]) -> list[str]:
 
     _, findings = find(command, folder=Path.cwd())
     return [visible(f"{one.severity}: {one.rule}: {one.words}") for one in findings if one.severity != NOTE]
-
-
-def _pick(table: dict[str, Any], name: str | None, what: str) -> Any:  # noqa: ANN401  (a row of any table)
-    if name is not None and name not in table:
-        raise BadShape(f"{name!r} is no known {what}; choose from {', '.join(table)}")
-    return None if name is None else table[name]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppdiag.errors import BadShape
-from ppdiag.options import size_bytes
+from ppdiag.options import pick, size_bytes
 from ppdiag.outputs import writing
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _model(options: dict[str, Any]) -> Model:
     given = {name: options[name] for name in SIZES if options[name] is not None}
     name = options["model"]
     if name is not None:
-        base = _pick(MODELS, name, "model")
+        base = pick(MODELS, name, "model")
         model = dataclasses.replace(base, **given)
     else:
         missing = [f"--{size}" for size in NEEDED if size not in given]
@@ -148,21 +148,15 @@ def _check_model(model: Model) -> None:
         )
 
 
-def _pick(table: dict[str, Any], name: str, what: str) -> Any:  # noqa: ANN401  (a row of any table)
-    if name not in table:
-        raise BadShape(f"{name!r} is no known {what}; choose from {', '.join(table)}")
-    return table[name]
-
-
 def _cluster(options: dict[str, Any]) -> Cluster:
     from ppdiag.analyzers.planning.hardware import DEVICES, NETWORKS, Cluster  # noqa: PLC0415
 
-    device = _pick(DEVICES, options["device"], "device")
+    device = pick(DEVICES, options["device"], "device")
     changes = {"memory_bytes": "device_memory", "flops_per_s": "device_flops", "nvlink_bytes_per_s": "nvlink"}
     device = dataclasses.replace(
         device, **{own: options[name] for own, name in changes.items() if options[name] is not None}
     )
-    network = _pick(NETWORKS, options["network"], "network")
+    network = pick(NETWORKS, options["network"], "network")
     if options["bandwidth"] is not None:
         network = dataclasses.replace(network, bytes_per_s=float(options["bandwidth"]), per_gpu=True)
     if min(device.memory_bytes, device.nvlink_bytes_per_s, network.bytes_per_s) <= 0:
@@ -175,7 +169,7 @@ def _search(job: Job, schedules: tuple[str, ...], micro_batch: int | None) -> Fo
     from ppdiag.analyzers.planning.plan import search  # noqa: PLC0415
 
     for name in schedules:
-        _pick({known: known for known in PLANNED}, name, "schedule to plan with")
+        pick(dict.fromkeys(PLANNED), name, "schedule to plan with")
     return search(job, schedules=schedules or ("1f1b", "interleaved"), micro=micro_batch)
 
 
@@ -211,7 +205,8 @@ def _wish(job: Job, text: str) -> Layouts:
     for part in text.split(","):
         key, _, value = (word.strip() for word in part.partition("="))
         if key == "schedule":
-            sizes["schedule"] = _pick({name: name for name in PLANNED}, value, "schedule to plan with")
+            pick(dict.fromkeys(PLANNED), value, "schedule to plan with")
+            sizes["schedule"] = value
         elif key in ("recompute", "zero1") and value in ("0", "1"):
             sizes[key] = value == "1"
         elif key in WISHES and value.isdecimal() and 0 < int(value) < 10**7:

@@ -50,6 +50,28 @@ def test_a_bubble_is_met_with_more_microbatches_or_another_schedule() -> None:
     assert "ScheduleInterleaved1F1B" in interleave.how
 
 
+@pytest.mark.parametrize(
+    ("framework", "ways"),
+    [
+        ("megatron-core", ["--global-batch-size of 4 x", "--num-virtual-stages-per-pipeline-rank 2"]),
+        ("megatron", ["--global-batch-size of 4 x", "--num-virtual-stages-per-pipeline-rank 2"]),
+        ("deepspeed", ["gradient_accumulation_steps: 4"]),  # it has no interleaved schedule
+        ("", ["microbatches a step: 4", "stages a rank: 2"]),
+    ],
+)
+def test_the_change_is_said_in_the_words_of_the_users_framework(framework: str, ways: list[str]) -> None:
+    advice = found(pipeline().trace(), framework)["bubble"].advice
+    assert [row.how[: len(way)] for row, way in zip(advice, ways, strict=True)] == ways
+
+
+@pytest.mark.parametrize(
+    ("framework", "way"), [("megatron-core", "--decoder-last-pipeline-num-layers"), ("deepspeed", "partition_method")]
+)
+def test_layers_are_moved_by_the_users_framework(framework: str, way: str) -> None:
+    symptoms = found(pipeline("1F1B", microbatches=8, duration=slower(2, stage=1)).trace(), framework)
+    assert way in symptoms["imbalance"].advice[0].how
+
+
 def test_a_bubble_with_slow_links_is_not_met_with_interleaving() -> None:
     # 4 x 7 = 28 of 119 are communication, 23.5 %; the bubble is 30
     symptom = found(pipeline(transfer=lambda _a, _b: 7 * MS).trace())["bubble"]
