@@ -35,8 +35,12 @@ MAX_STARTS = 10_000
 
 _PACK = struct.Struct(SPAN_STRUCT).pack
 _PACK_DEVICE = struct.Struct(DEVICE_SPAN_STRUCT).pack
-_LIMITS = {"B": (0, 2**8 - 1), "H": (0, 2**16 - 1), "h": (-(2**15), 2**15 - 1), "i": (-(2**31), 2**31 - 1)}
-_BOUNDS = tuple(_LIMITS.get(code, (-(2**63), 2**63 - 1)) for _, code, _ in DEVICE_SPAN_FIELDS)
+_LIMITS = {"B": (0, 2**8 - 1), "b": (-(2**7), 2**7 - 1), "H": (0, 2**16 - 1), "h": (-(2**15), 2**15 - 1), "i": (-(2**31), 2**31 - 1)}
+_BOUNDS = {
+    len(fields): tuple(_LIMITS.get(code, (-(2**63), 2**63 - 1)) for _, code, _ in fields)
+    for fields in (SPAN_FIELDS, DEVICE_SPAN_FIELDS)
+}
+"""By the number of a span's values."""
 
 
 class Writer:
@@ -204,7 +208,7 @@ def clamp(span: tuple[int, ...]) -> tuple[int, ...]:
     """A span whose values fit their fields: one that is out of range becomes ``NONE``, or the limit where unsigned."""
     return tuple(
         value if low <= value <= high else (NONE if low < 0 else high)
-        for value, (low, high) in zip(span, _BOUNDS, strict=False)  # the host's spans have one field less
+        for value, (low, high) in zip(span, _BOUNDS[len(span)], strict=True)
     )
 
 

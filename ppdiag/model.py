@@ -118,9 +118,15 @@ SPAN_FIELDS: tuple[tuple[str, str, str], ...] = (
 
 MOST_LAUNCH_LEAD_MS = 65_000.0
 """The largest half float is 65504."""
-DEVICE_SPAN_FIELDS = (*SPAN_FIELDS, ("launch_lead_ms", "e", "<f2"))
-"""Fields where torch can drive a GPU: 64 bytes. ``launch_lead_ms``: how long before ``start_ns`` the host launched a
-DEVICE span. A half float errs by 0.05 %: a launch just in time is known well, and one long before need not be."""
+DEVICE_SPAN_FIELDS = (
+    *(("chunk", "b", "i1") if field[0] == "chunk" else field for field in SPAN_FIELDS),
+    ("launch_lead_ms", "e", "<f2"),
+)
+"""Fields where torch can drive a GPU: 63 bytes, and with its share of a block's frame a span takes no more than 64.
+
+``launch_lead_ms``: how long before ``start_ns`` the host launched a DEVICE span. A half float errs by 0.05 %: a launch
+just in time is known well, and one long before need not be.
+"""
 
 SPAN_STRUCT = "<" + "".join(code for _, code, _ in SPAN_FIELDS)
 DEVICE_SPAN_STRUCT = "<" + "".join(code for _, code, _ in DEVICE_SPAN_FIELDS)

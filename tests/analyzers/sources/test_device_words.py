@@ -17,6 +17,7 @@ from ppdiag.analyzers.sources.device_words import DeviceWords, move_posts
 from ppdiag.hooks.recorder import Recorder
 from ppdiag.hooks.writer import Writer
 from ppdiag.model import COMPUTE_KINDS, DEVICE_SPAN_STRUCT, WAIT_KINDS, Flag, Kind, RankStatus
+from ppdiag.rundir import BLOCK_HEADER
 from tests.analyzers.factory import MS, Pipeline, spans_of
 
 if TYPE_CHECKING:
@@ -124,13 +125,13 @@ def test_host_timed_spans_are_left_alone() -> None:
     assert (spans == before).all()
 
 
-def test_a_device_span_takes_64_bytes_and_comes_back_with_its_launch(tmp_path: Path) -> None:
-    assert struct.calcsize(DEVICE_SPAN_STRUCT) == 64
+def test_in_blocks_of_a_dozen_a_device_span_takes_64_bytes_and_it_comes_back_with_its_launch(tmp_path: Path) -> None:
+    assert struct.calcsize(DEVICE_SPAN_STRUCT) + BLOCK_HEADER.size / 12 <= 64
     recorder = Recorder()
     header = {"rank": 0, "world_size": 1, "cuda": "13.0", "clock": "one"}
     writer = Writer(recorder, folder=str(tmp_path), header=header, max_bytes=1 << 30, stop=print)
     tail = (50_000, 0, 0, -1, -1, 0, 3, 2, 0, -1, 0, DEVICE, int(Kind.FORWARD), 0)
-    recorder.append((50_000, 90_000, *tail, 0.0123))
+    recorder.append((50_000, 90_000, *tail, 0.015625))
     recorder.append((95_000, 96_000, 95_000, *tail[1:11], 0, *tail[12:]))  # of the host: one value less
     recorder.lines += [
         {"type": "fact", "name": "device_clock_error_ns", "value": 40_000},
@@ -143,7 +144,7 @@ def test_a_device_span_takes_64_bytes_and_comes_back_with_its_launch(tmp_path: P
     ]
     writer.close(RankStatus.FINISHED)
     trace = read_trace([tmp_path])
-    assert trace.spans["launch_ns"].tolist() == [50_000 - 12_302, 95_000]  # 0.0123 as a half float is 0.012302...
+    assert trace.spans["launch_ns"].tolist() == [50_000 - 15_625, 95_000]
     assert (trace.spans["flags"] & DEVICE).tolist() == [DEVICE, 0]
     assert trace.clock_error_s == pytest.approx(40e-6)
     facts = trace.ranks[0].facts
