@@ -21,12 +21,16 @@ VERSIONS = ("0.8.0", "0.12.3", "0.16.1", "0.19.2")
 RANKS, MICROBATCHES, STEPS = 4, 8, 2
 PLAIN = "--pp 4"
 INTERLEAVED = "--pp 4 --vp 2 --overlap"
+BATCHED = "--pp 4 --vp 2"
+"""Interleaved, each message waited for at once."""
+TWO_GROUPS = "--pp 2 --vp 2 --overlap"
+"""With two ranks along the pipeline, messages one way go through the group of all ranks."""
 TIED = "--pp 2 --tied"
 VARYING = "--pp 4 --varlen --dealloc --evaluate"
 SLOW_STAGE, SLOW_CHUNK = 2, 5
 SLOW = f"--pp 4 --steps 6 --slow {SLOW_STAGE}:20"
 SLOW_INTERLEAVED = f"--pp 4 --vp 2 --overlap --steps 6 --slow {SLOW_CHUNK}:20"
-STAGES = {PLAIN: 4, INTERLEAVED: 8, TIED: 2, VARYING: 4}
+STAGES = {PLAIN: 4, INTERLEAVED: 8, BATCHED: 8, TWO_GROUPS: 4, TIED: 2, VARYING: 4}
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

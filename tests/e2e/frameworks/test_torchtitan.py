@@ -25,8 +25,8 @@ SINGLE = [f"{SCHEDULE} {name}" for name in ("GPipe", "1F1B")]
 MULTI_NAMES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 MULTI = [f"{SCHEDULE} {name}" for name in MULTI_NAMES]
 CHECKPOINTING = f"{SCHEDULE} 1F1B --activation_checkpoint.mode full"
-SLOW = f"slow=1:20 {SCHEDULE} 1F1B --training.steps 6"
-"""Layer 1 of 6 sleeps 20 ms in each forward: it is in the first of two stages."""
+SLOW = f"slow=1:60 {SCHEDULE} 1F1B --training.steps 6"
+"""Layer 1 of 6 sleeps 60 ms in each forward: it is in the first of two stages."""
 SHARDED = f"{SCHEDULE} 1F1B --parallelism.data_parallel_shard_degree 2"
 TENSOR = f"{SCHEDULE} Interleaved1F1B --parallelism.tensor_parallel_degree 2"
 TWO_RANKS = [*SINGLE, *MULTI, CHECKPOINTING, SLOW]
