@@ -35,7 +35,13 @@ MAX_STARTS = 10_000
 
 _PACK = struct.Struct(SPAN_STRUCT).pack
 _PACK_DEVICE = struct.Struct(DEVICE_SPAN_STRUCT).pack
-_LIMITS = {"B": (0, 2**8 - 1), "b": (-(2**7), 2**7 - 1), "H": (0, 2**16 - 1), "h": (-(2**15), 2**15 - 1), "i": (-(2**31), 2**31 - 1)}
+_LIMITS = {
+    "B": (0, 2**8 - 1),
+    "b": (-(2**7), 2**7 - 1),
+    "H": (0, 2**16 - 1),
+    "h": (-(2**15), 2**15 - 1),
+    "i": (-(2**31), 2**31 - 1),
+}
 _BOUNDS = {
     len(fields): tuple(_LIMITS.get(code, (-(2**63), 2**63 - 1)) for _, code, _ in fields)
     for fields in (SPAN_FIELDS, DEVICE_SPAN_FIELDS)
