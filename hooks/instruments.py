@@ -132,8 +132,7 @@ def _look_at_begin(_rank: int, _world_size: int) -> None:
 
 def _instruments() -> Instruments | None:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    in_use = cuda is not None and cuda.is_initialized()
-    if not in_use:
+    if cuda is None or not cuda.is_initialized():
         ranges = nvtx.open_ranges() if os.environ.get(NVTX_TOOL_VARIABLE) else None
         return Instruments(HostClock(RECORDER.append), ranges, None) if ranges is not None else None
     if not _clocks:

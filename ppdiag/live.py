@@ -166,7 +166,7 @@ def first_step(answers: list[dict[str, Any]], now_unix_ns: int) -> int:
     >>> first_step([{"step": 7, "step_ns": 500_000_000, "unix_ns": 0}], now_unix_ns=1_000_000_000)
     16
     """
-    steps = []
+    steps: list[int] = []
     for answer in answers:
         step_s = max(answer["step_ns"] / 1e9, 1e-3)
         passed_s = max(0.0, (now_unix_ns - answer["unix_ns"]) / 1e9)
