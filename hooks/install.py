@@ -185,7 +185,7 @@ def _note_process(event: str) -> None:
     line = json.dumps({**facts, "executable": sys.executable, "event": event, "unix_ns": time.time_ns()}) + "\n"
     folder = os.environ[RUN_DIR_VARIABLE]
     with contextlib.suppress(OSError):
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)  # on a host of its own, where the launcher's does not reach
         path = os.path.join(folder, PROCESSES_FILE)
         fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:

@@ -51,6 +51,13 @@ print([name for name in sys.modules if name.startswith(("torch", "numpy", "ppdia
     assert processes(folder) == ["armed"]
 
 
+def test_a_run_directory_that_is_not_there_is_made_for_its_owner_alone(
+    folder: Path, checkout_environment: dict[str, str]
+) -> None:
+    run(folder, checkout_environment, "install.arm()")
+    assert (folder / "run").stat().st_mode & 0o077 == 0
+
+
 def test_the_probes_come_with_torch_distributed_and_leave_its_loader_as_it_was(
     folder: Path, checkout_environment: dict[str, str]
 ) -> None:
