@@ -209,10 +209,10 @@ class DeviceClock:
         self._time_complete()
         if self.time.wants_bounds(TIGHT_NS):
             self._look_closer()
-        if not self.time.is_ready and len(self._timed) > PATIENCE_SPANS:
-            self.time.settle()
-        if self.time.is_ready:
+        if self.time.is_good:
             self._record_timed()
+        elif len(self._timed) > PATIENCE_SPANS:
+            self._record_in_any_case()
 
     def finish(self) -> None:
         """Time all there is, waiting a little for it; what is left over is recorded as the host saw it."""
@@ -221,10 +221,7 @@ class DeviceClock:
         while self._pending and not self._captures and self._now_ns() < until_ns:
             self._sleep(LOOK_PAUSE_S)
             self._time_complete()
-        if not self.time.is_ready:
-            self.time.settle()
-        if self.time.is_ready:
-            self._record_timed()
+        self._record_in_any_case()
         self.give_up()
 
     def give_up(self) -> None:
@@ -309,6 +306,12 @@ class DeviceClock:
         for pending in itertools.islice(self._pending, 1):
             return pending.end if self._is_complete(pending.begin) else pending.begin
         return None
+
+    def _record_in_any_case(self) -> None:
+        if not self.time.is_good:
+            self.time.settle()
+        if self.time.is_known:
+            self._record_timed()
 
     def _record_timed(self) -> None:
         timed, self._timed = self._timed, []

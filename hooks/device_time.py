@@ -16,6 +16,7 @@ FIRST_EPOCH_NS = 250_000_000
 EPOCH_NS = 2_000_000_000
 """At first the drift may move the offset in an epoch by ``MOST_DRIFT`` of its length: so the first ones are short."""
 MOST_EPOCHS = 64
+GOOD_NS = 300_000
 MOST_LINES = 16
 """A span is mapped soon after it ends: one that began so many epochs ago lies before the first that is kept."""
 LOOSE = 4.0
@@ -88,9 +89,14 @@ class DeviceTime:
         """Bound on the error at the epochs in use."""
 
     @property
-    def is_ready(self) -> bool:
+    def is_known(self) -> bool:
         """Whether there is an epoch to go by."""
         return bool(self._epochs)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the first times that are mapped would be good: a far better line would come too late for them."""
+        return self.is_known and self.error_ns <= GOOD_NS
 
     def wants_bounds(self, tight_ns: float) -> bool:
         """Whether the open epoch lacks bounds nearer to each other than this."""

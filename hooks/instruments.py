@@ -188,7 +188,7 @@ def _finish() -> None:
 
 
 def _say_facts(clock: DeviceClock) -> None:
-    if clock.time.is_ready:
+    if clock.time.is_known:
         # in steps, so that not every epoch is a line of the record
         RECORDER.fact("device_clock_error_ns", -(-clock.time.error_ns // ERROR_STEP_NS) * ERROR_STEP_NS)
         RECORDER.fact("device_drift_ppm", round(1e6 * clock.time.drift))

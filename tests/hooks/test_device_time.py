@@ -57,7 +57,7 @@ def test_an_epoch_with_one_bound_alone_is_not_used() -> None:
     time = DeviceTime()
     time.not_before(0, OFFSET)
     time.settle()
-    assert not time.is_ready
+    assert not time.is_known
 
 
 def test_a_loose_epoch_changes_nothing_beside_tight_ones() -> None:
@@ -95,7 +95,18 @@ def test_a_better_line_never_puts_later_times_before_earlier_ones() -> None:
         below = chance.randrange(300_000)
         time.not_before(device, device + OFFSET - below)
         time.not_after(device, device + OFFSET + 300_000 - below)
-        if time.is_ready:
+        if time.is_good:
             mapped += [(at, time.host_ns(at)) for at in (device - 30_000_000, device - 10_000, device)]
     hosts = [host for _, host in sorted(mapped)]
     assert hosts == sorted(hosts)
+
+
+def test_loose_bounds_are_known_and_not_good() -> None:
+    time = DeviceTime()
+    time.not_before(0, OFFSET - 40_000_000)
+    time.not_after(0, OFFSET)
+    time.settle()
+    assert time.is_known
+    assert not time.is_good
+    bounded(time, seconds=2, drift=0.0, width_ns=100_000)
+    assert time.is_good

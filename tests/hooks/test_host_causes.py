@@ -71,7 +71,7 @@ def test_each_batch_that_a_loader_is_waited_for_is_a_span(spans: list[tuple[int,
             time.sleep(0.02)
             return index
 
-    assert [int(batch) for batch in DataLoader(Slow(), batch_size=1)] == [0, 1, 2]  # type: ignore[arg-type]
+    assert [int(batch) for batch in DataLoader(Slow(), batch_size=1)] == [0, 1, 2]
     found = of(spans, HostCause.DATA)
     assert len(found) == 4  # the last one ends the epoch
     assert all(span[1] - span[0] >= 20 * MS for span in found[:3])
@@ -84,7 +84,7 @@ def test_a_loader_that_fails_fails_as_without_us(spans: list[tuple[int, ...]]) -
         raise KeyError("of the user")
 
     with pytest.raises(KeyError, match="of the user"):
-        next(iter(DataLoader([1, 2], collate_fn=broken)))  # type: ignore[arg-type]
+        next(iter(DataLoader([1, 2], collate_fn=broken)))
     assert len(of(spans, HostCause.DATA)) == 1
     assert guard._faults == []
 
@@ -95,7 +95,7 @@ def test_asleep_nothing_is_recorded(spans: list[tuple[int, ...]], monkeypatch: p
     monkeypatch.setattr(RECORDER, "active", False)
     monkeypatch.setattr(host_causes, "SHORTEST_GC_NS", 0)
     gc.collect()
-    assert [int(batch) for batch in DataLoader([5], batch_size=1)] == [5]  # type: ignore[arg-type]
+    assert [int(batch) for batch in DataLoader([5], batch_size=1)] == [5]
     assert spans == []
 
 

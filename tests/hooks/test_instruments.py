@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ class FakeCuda(SimpleNamespace):
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """A job that uses CUDA, its recorder awake; all put back afterwards."""
     fake = FakeCuda()
-    monkeypatch.setitem(instruments.sys.modules, "torch", SimpleNamespace(cuda=fake))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
     monkeypatch.setattr(nvml, "start", lambda say, cuda: None)  # noqa: ARG005
     monkeypatch.setattr(instruments, "_clocks", [])
     monkeypatch.setattr(RECORDER, "active", True)
@@ -193,7 +194,7 @@ def test_ranges_alone_leave_the_times_to_the_host(monkeypatch: pytest.MonkeyPatc
         start_range=lambda attributes: attributes,
         end_range=lambda _range: None,
     )
-    monkeypatch.setitem(instruments.sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     monkeypatch.setitem(os.environ, instruments.NVTX_TOOL_VARIABLE, "/a/tool.so")
     monkeypatch.setattr(nvtx, "open_ranges", lambda: nvtx.Ranges(domain))
     found = instruments._instruments()

@@ -83,6 +83,7 @@ def test_each_quantity_has_its_own_period() -> None:
     for _ in range(20):
         found.sample(now)
         pause = found.pause_s(now)
+        assert pause is not None
         assert pause == pytest.approx(1.0)
         now += pause
     assert sum("gpu_percent" in sample for sample in said) == 20
