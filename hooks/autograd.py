@@ -58,8 +58,11 @@ def _run_backward(original: Any, torch: Any) -> Any:
             result = original(self, *args, **kwargs)
             failed = False
         finally:
-            if run is not None:
-                INFERENCE.backward_ends(run, failed=failed)
+            try:
+                if run is not None:
+                    INFERENCE.backward_ends(run, failed=failed)
+            except Exception as error:
+                guard.failed(PROBE, error)
         return result
 
     run_backward._torchdynamo_disable = True  # type: ignore[attr-defined]

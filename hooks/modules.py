@@ -274,7 +274,7 @@ def _call(original: Any, is_compiling: Any) -> Any:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         state = threads.state
-        if state.depth or state.named or not recorder.active or is_compiling() or _in_backward():
+        if state.depth or state.named or not recorder.active or is_compiling() or _is_recomputed():
             return original(self, *args, **kwargs)
         state.depth = 1
         output = RAISED
@@ -295,6 +295,15 @@ def _guarded(function: Any, argument: Any) -> None:
         function(argument)
     except Exception as error:
         guard.failed(PROBE, error)
+
+
+def _is_recomputed() -> bool:
+    """Within a backward, where no forward begins; so where that cannot be told."""
+    try:
+        return _in_backward()
+    except Exception as error:
+        guard.failed(PROBE, error)
+        return True
 
 
 def _in_backward() -> bool:

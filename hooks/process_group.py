@@ -192,28 +192,34 @@ def _size_bytes(tensors: Any) -> int:
 
 
 def _posted(work: Any, tail: Tail, marks: _Marks | None = None) -> None:
-    """A post has returned: its end is the wait for its Work, or the batch's Work, or now."""
+    """A post has returned: its end is the wait for its Work, or the batch's Work, or now. Never raises."""
     RECORDER.inside = None
-    batch = RECORDER.threads.state.batch
-    if work is None and batch is None:
-        _ended(tail, Flag.SYNCHRONOUS, marks)
-        return
-    if marks is not None:
-        marks.drop()
-    if batch is not None:
-        batch.append(tail)
-    else:
-        _pending[id(work)] = (work, (tail,))
+    try:
+        batch = RECORDER.threads.state.batch
+        if work is None and batch is None:
+            _ended(tail, Flag.SYNCHRONOUS, marks)
+            return
+        if marks is not None:
+            marks.drop()
+        if batch is not None:
+            batch.append(tail)
+        else:
+            _pending[id(work)] = (work, (tail,))
+    except Exception as error:
+        guard.failed(PROBE, error)
 
 
 def _ended(tail: Tail, flag: Flag, marks: _Marks | None = None) -> None:
-    """The post itself was the whole op: it blocked until the end, or it raised."""
+    """The post itself was the whole op: it blocked until the end, or it raised. Never raises itself."""
     RECORDER.inside = None
-    end_ns, tail = perf_counter_ns(), with_flag(tail, flag)
-    if marks is not None:
-        marks.keep(HostSpan(tail[0], end_ns, (tail,)))
-    else:
-        RECORDER.append((tail[0], end_ns, *tail))
+    try:
+        end_ns, tail = perf_counter_ns(), with_flag(tail, flag)
+        if marks is not None:
+            marks.keep(HostSpan(tail[0], end_ns, (tail,)))
+        else:
+            RECORDER.append((tail[0], end_ns, *tail))
+    except Exception as error:
+        guard.failed(PROBE, error)
 
 
 class _Marks:
@@ -316,17 +322,18 @@ def _collective(original: Any, op: Collective) -> Any:
     def collective(*args: Any, **named: Any) -> Any:
         if not (RECORDER.active or RECORDER.start()):
             return original(*args, **named)
-        tail = None
+        tail = marks = None
         try:
             group = groups.find(args[0])
             if group.size > 1:
-                tail = _describe_collective(group, op, args)
+                described = _describe_collective(group, op, args)
+                marks = None if RECORDER.instruments is None else _Marks(RECORDER.instruments, described)
+                tail = described
                 RECORDER.inside_start_ns, RECORDER.inside = tail[0], tail
         except Exception as error:
             guard.failed(PROBE, error)
         if tail is None:
             return original(*args, **named)
-        marks = None if RECORDER.instruments is None else _Marks(RECORDER.instruments, tail)
         try:
             work = original(*args, **named)
         except BaseException:
@@ -386,16 +393,19 @@ def _wait(original: Any) -> Any:
             raise
         end_ns = perf_counter_ns()
         recorder.inside = None
-        if _any_source:
-            tails = _with_source(self, tails)
-        if instruments is not None:
-            instruments.end(mark, HostSpan(start_ns, end_ns, tails))
-        else:
-            for tail in tails:
-                append((start_ns, end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
-        if after_wait and not threads.state.named:
-            for function in after_wait:
-                function(end_ns)
+        try:
+            if _any_source:
+                tails = _with_source(self, tails)
+            if instruments is not None:
+                instruments.end(mark, HostSpan(start_ns, end_ns, tails))
+            else:
+                for tail in tails:
+                    append((start_ns, end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+            if after_wait and not threads.state.named:
+                for function in after_wait:
+                    function(end_ns)
+        except Exception as error:
+            guard.failed(PROBE, error)
         return result
 
     return wait
@@ -403,11 +413,14 @@ def _wait(original: Any) -> Any:
 
 def _wait_failed(start_ns: int, tails: tuple[Tail, ...], mark: Any) -> None:
     end_ns, instruments = perf_counter_ns(), RECORDER.instruments
-    if instruments is not None:
-        instruments.drop(mark)
-        instruments.drop(instruments.leave(tails[0]))
-    for tail in tails:
-        RECORDER.append((start_ns, end_ns, *with_flag(tail, Flag.FAILED)))
+    try:
+        if instruments is not None:
+            instruments.drop(mark)
+            instruments.drop(instruments.leave(tails[0]))
+        for tail in tails:
+            RECORDER.append((start_ns, end_ns, *with_flag(tail, Flag.FAILED)))
+    except Exception as error:
+        guard.failed(PROBE, error)
 
 
 def _with_source(work: Any, tails: tuple[Tail, ...]) -> tuple[Tail, ...]:

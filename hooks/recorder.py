@@ -125,11 +125,15 @@ class Recorder:
             self._begin_if_known()
 
     def _begin_if_known(self) -> bool:
-        distributed = sys.modules.get("torch.distributed.distributed_c10d")
-        if distributed is None or distributed.GroupMember.WORLD is None:
-            return False
-        with self._lock:
-            self._begin_once(distributed)
+        try:
+            distributed = sys.modules.get("torch.distributed.distributed_c10d")
+            if distributed is None or distributed.GroupMember.WORLD is None:
+                return False
+            with self._lock:
+                if not self.stopped and self._writer is None:  # else another thread was quicker
+                    self._begin(distributed)
+        except Exception as error:
+            self.stop(f"cannot begin the record: {error}", "nothing is recorded, the job goes on")
         return self.active
 
     def stop(self, what: str, consequence: str) -> None:
@@ -172,8 +176,7 @@ class Recorder:
 
     def before_flush(self) -> None:
         """The writer is about to write."""
-        for function in self.on_flush:
-            function()
+        _call_all(self.on_flush)
 
     def fact(self, name: str, value: Any) -> None:
         """Say a fact of the job, once for each value."""
@@ -193,14 +196,6 @@ class Recorder:
         self.stopped = True
         self.spans.clear()
         return True
-
-    def _begin_once(self, distributed: Any) -> None:
-        if self.stopped or self._writer is not None:  # another thread was quicker
-            return
-        try:
-            self._begin(distributed)
-        except Exception as error:
-            self.stop(f"cannot begin the record: {error}", "nothing is recorded, the job goes on")
 
     def _begin(self, distributed: Any) -> None:
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
@@ -233,12 +228,21 @@ class Recorder:
             return
         # The user may have replaced our excepthook: the interpreter leaves the last uncaught error in sys.last_value.
         raised = self._raised or getattr(sys, "last_value", None) is not None
+        _call_all(self.on_finish)
         with contextlib.suppress(Exception):
-            for function in self.on_finish:
-                function()
             self._writer.close(RankStatus.RAISED if raised else RankStatus.FINISHED)
         self.active = False
         self.stopped = True
+
+
+def _call_all(functions: list[Any]) -> None:
+    """Call each; one that raises is called no more."""
+    for function in list(functions):
+        try:
+            function()
+        except Exception as error:
+            functions.remove(function)
+            guard.failed(getattr(function, "__qualname__", "listener"), error)
 
 
 def compute_tail(kind: int, start_ns: int, label: tuple[int, int, int], flags: int) -> Tail:

@@ -117,7 +117,7 @@ class Writer:
                 self._write_spans()
                 self._write_lines()
                 self._write_state()
-            except OSError as error:
+            except Exception as error:
                 self._closed = True
                 self._stop(f"cannot write the record: {error}", "recording stops, the job goes on")
 

@@ -89,12 +89,15 @@ def run(tails: Sequence[Tail], original: Any, args: Sequence[Any], kwargs: Any) 
         end_ns = perf_counter_ns()
         state.named -= 1
         recorder.inside = None
-        ended = tuple(with_flag(tail, flag) if flag else tail for tail in tails)
-        if instruments is not None:
-            instruments.end(mark, HostSpan(ended[0][0], end_ns, ended))
-        else:
-            for tail in ended:
-                recorder.append((tail[0], end_ns, *tail))
+        try:
+            ended = tuple(with_flag(tail, flag) if flag else tail for tail in tails)
+            if instruments is not None:
+                instruments.end(mark, HostSpan(ended[0][0], end_ns, ended))
+            else:
+                for tail in ended:
+                    recorder.append((tail[0], end_ns, *tail))
+        except Exception as error:
+            guard.failed("brackets", error)
     return result
 
 

@@ -117,24 +117,36 @@ def _compute(original: Any, kind: Kind) -> Any:
         try:
             result = original(self, *args, **kwargs)
         except BaseException:
-            if instruments is not None:
-                instruments.drop(begin)
-                instruments.drop(instruments.leave(tail))
-            append((start_ns, perf_counter_ns(), *with_flag(tail, Flag.FAILED)))
+            _failed(start_ns, tail, begin)
             raise
         finally:
             state.named -= 1
             recorder.inside = None
-        if is_forward and self.is_last:
-            marks = None if instruments is None else (instruments, begin, instruments.leave(tail))
-            held[state.number] = (start_ns, perf_counter_ns(), tail, marks)
-        elif instruments is not None:
-            instruments.end(begin, HostSpan(start_ns, perf_counter_ns(), (tail,)))
-        else:
-            append((start_ns, perf_counter_ns()) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+        try:
+            if is_forward and self.is_last:
+                marks = None if instruments is None else (instruments, begin, instruments.leave(tail))
+                held[state.number] = (start_ns, perf_counter_ns(), tail, marks)
+            elif instruments is not None:
+                instruments.end(begin, HostSpan(start_ns, perf_counter_ns(), (tail,)))
+            else:
+                append((start_ns, perf_counter_ns()) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+        except Exception as error:
+            guard.failed(PROBE, error)
         return result
 
     return compute
+
+
+def _failed(start_ns: int, tail: Tail, mark: Any) -> None:
+    """The framework's call has raised."""
+    try:
+        instruments = RECORDER.instruments
+        if instruments is not None:
+            instruments.drop(mark)
+            instruments.drop(instruments.leave(tail))
+        RECORDER.append((start_ns, perf_counter_ns(), *with_flag(tail, Flag.FAILED)))
+    except Exception as error:
+        guard.failed(PROBE, error)
 
 
 def _describe(stage: Any, microbatch: int, kind: int, state: ThreadState) -> Tail:
@@ -183,7 +195,10 @@ def _loss(original: Any) -> Any:
             result = original(*args, **kwargs)
             flag = Flag(0)
         finally:
-            _release(threads.state.number, perf_counter_ns(), flag)
+            try:
+                _release(threads.state.number, perf_counter_ns(), flag)
+            except Exception as error:
+                guard.failed(PROBE, error)
         return result
 
     return maybe_compute_loss
@@ -233,13 +248,16 @@ def _step(original: Any) -> Any:
             flag = Flag(0)
         finally:
             state.named -= 1
-            _release(state.number)
-            end_ns, ended = perf_counter_ns(), with_flag(tail, flag) if flag else tail
-            if instruments is not None:
-                instruments.end(begin, HostSpan(tail[0], end_ns, (ended,)))
-            else:
-                recorder.append((tail[0], end_ns, *ended))
-            recorder.flush_soon(unless_within_ns=PATIENCE_NS)
+            try:
+                _release(state.number)
+                end_ns, ended = perf_counter_ns(), with_flag(tail, flag) if flag else tail
+                if instruments is not None:
+                    instruments.end(begin, HostSpan(tail[0], end_ns, (ended,)))
+                else:
+                    recorder.append((tail[0], end_ns, *ended))
+                recorder.flush_soon(unless_within_ns=PATIENCE_NS)
+            except Exception as error:
+                guard.failed(PROBE, error)
         return result
 
     return step
@@ -282,10 +300,13 @@ def _initialize(original: Any) -> Any:
         try:
             return original(self, *args, **kwargs)
         finally:
-            end_ns = perf_counter_ns()
-            if RECORDER.active and end_ns - start_ns > SHORTEST_INITIALISATION_NS:
-                tail = compute_tail(Kind.INIT, start_ns, _NO_LABEL, state.flags)
-                RECORDER.append((start_ns, end_ns, *tail))
+            try:
+                end_ns = perf_counter_ns()
+                if RECORDER.active and end_ns - start_ns > SHORTEST_INITIALISATION_NS:
+                    tail = compute_tail(Kind.INIT, start_ns, _NO_LABEL, state.flags)
+                    RECORDER.append((start_ns, end_ns, *tail))
+            except Exception as error:
+                guard.failed(PROBE, error)
             state.flags = before
 
     return initialize
