@@ -63,9 +63,13 @@ class _Slot(NamedTuple):
     status: int
 
 
-def job_has_ended(directory: Path) -> bool:
-    """Whether the launcher wrote down the end of the job."""
-    return "ended_unix_ns" in read_run_file(directory)
+def ended_host(directory: Path) -> str | None:
+    """The host whose launcher wrote down the end of the job; None where none did.
+
+    Several machines may share a directory: the end of one launcher says nothing of the ranks of the others.
+    """
+    facts = read_run_file(directory)
+    return str(facts.get("host", "")) if "ended_unix_ns" in facts else None
 
 
 def settle(state: RankState, *, raised: str, ended: bool, clock: str) -> str:
@@ -74,7 +78,7 @@ def settle(state: RankState, *, raised: str, ended: bool, clock: str) -> str:
     Args:
         state: its slot.
         raised: the exception that it ended with, in words; empty where it ended with none.
-        ended: the job is known to have ended.
+        ended: its host's launcher has seen the end of the job.
         clock: name of the clock that its heartbeat was read from.
     """
     if state.status == "raised" and raised.startswith("KeyboardInterrupt"):

@@ -71,7 +71,7 @@ class RunDirectory:
         if not ranks:
             raise failures[0]
         warnings += [str(error) for error in failures]
-        ended = any(rank_state.job_has_ended(path) for path in paths)
+        ended = {rank_state.ended_host(path) for path in paths}
         trace = _assemble(ranks, source=", ".join(map(str, paths)), ended=ended, warnings=warnings)
         return replace(trace, transports=_transports(paths))
 
@@ -220,7 +220,7 @@ def _take_word(word: dict[str, Any], found: _Rank) -> None:
             found.faults.append(f"{word.get('probe', 'probe')}: {word.get('error', '')}")
 
 
-def _assemble(ranks: list[_Rank], *, source: str, ended: bool, warnings: list[str]) -> Trace:
+def _assemble(ranks: list[_Rank], *, source: str, ended: set[str | None], warnings: list[str]) -> Trace:
     groups = _Groups()
     for rank in ranks:
         rank.spans["group"] = groups.translate(rank)
@@ -280,7 +280,7 @@ class _Groups:
         return mapping[np.where((column >= 0) & (column < len(mapping)), column, len(mapping) - 1)]
 
 
-def _rank_facts(rank: _Rank, *, ended: bool) -> RankFacts:
+def _rank_facts(rank: _Rank, *, ended: set[str | None]) -> RankFacts:
     last_span = int(rank.spans["end_ns"].max()) if len(rank.spans) else 0
     return RankFacts(
         rank=rank.rank,
@@ -289,7 +289,10 @@ def _rank_facts(rank: _Rank, *, ended: bool) -> RankFacts:
         facts={**rank.header, **rank.facts, **rank.device.facts(), "blocks": tuple(rank.blocks)},
         clock_probes=tuple(rank.probes),
         status=rank_state.settle(
-            rank.state, raised=str(rank.facts.get("raised", "")), ended=ended, clock=str(rank.header.get("clock", ""))
+            rank.state,
+            raised=str(rank.facts.get("raised", "")),
+            ended=str(rank.header.get("host", "")) in ended,
+            clock=str(rank.header.get("clock", "")),
         ),
         inside=rank.state.inside,
         inside_s=rank.state.inside_s,
