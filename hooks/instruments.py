@@ -24,6 +24,7 @@ NVTX_TOOL_VARIABLE = "NVTX_INJECTION64_PATH"
 """Set by nsys and other tools for the process that they trace (NVTX 3, "tool injection")."""
 
 _patches = Patches()
+_said: dict[str, int] = {}
 _clocks: list[DeviceClock] = []
 """The device's clock, kept while the probes are off: what is known of the device's time stays true."""
 
@@ -182,15 +183,16 @@ def _finish() -> None:
     for clock in _clocks:
         try:
             clock.finish()
-            _say_facts(clock)
+            _say_facts(clock, last=True)
         except Exception as error:
             guard.failed(PROBE, error)
 
 
-def _say_facts(clock: DeviceClock) -> None:
+def _say_facts(clock: DeviceClock, *, last: bool = False) -> None:
     if clock.time.is_known:
         # in steps, so that not every epoch is a line of the record
         RECORDER.fact("device_clock_error_ns", -(-clock.time.error_ns // ERROR_STEP_NS) * ERROR_STEP_NS)
         RECORDER.fact("device_drift_ppm", round(1e6 * clock.time.drift))
-    if clock.untimed:
+    if clock.untimed and (last or clock.untimed.bit_length() > _said.get("bits", 0)):  # each time that it has doubled
+        _said["bits"] = clock.untimed.bit_length()
         RECORDER.fact("untimed_on_device", clock.untimed)

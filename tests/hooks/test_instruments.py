@@ -63,6 +63,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
     monkeypatch.setattr(nvml, "start", lambda say, cuda: None)  # noqa: ARG005
     monkeypatch.setattr(instruments, "_clocks", [])
+    monkeypatch.setattr(instruments, "_said", {})
     monkeypatch.setattr(RECORDER, "active", True)
     listeners = (RECORDER.on_begin, RECORDER.on_step, RECORDER.on_flush, RECORDER.on_finish)
     before = [[*functions] for functions in listeners]
@@ -215,3 +216,16 @@ def test_a_failing_memory_reading_is_a_fault_of_ours_alone() -> None:
     found.end(found.begin(SPAN.tails[0]), SPAN)
     assert spans == [(100, 200, *SPAN.tails[0])]
     assert [probe for probe, _ in guard._faults] == ["device"]
+
+
+def test_how_many_moments_were_not_timed_is_said_each_time_it_doubled_and_at_the_end(cuda: FakeCuda) -> None:
+    instruments.install()
+    found = RECORDER.instruments
+    assert found is not None
+    cuda.device.capturing = True
+    for _ in range(21):
+        found.mark()
+        instruments._resolve()
+    instruments._finish()
+    said = [word["value"] for word in RECORDER.lines if word.get("name") == "untimed_on_device"]
+    assert said == [1, 2, 4, 8, 16, 21]
