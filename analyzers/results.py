@@ -14,7 +14,7 @@ from ppdiag.analyzers.steps import pipeline_work
 from ppdiag.analyzers.validation import whole_or_none
 from ppdiag.diagnosis import Job, LinkResult, Phases, RankResult, StageResult
 from ppdiag.diagnosis import Steps as StepTimes
-from ppdiag.model import PIPELINE_KINDS, Flag, Kind
+from ppdiag.model import NONE, PIPELINE_KINDS, Flag, Kind, Payload
 from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def links(program: Program, steps: Steps) -> tuple[LinkResult, ...]:
     spans = program.trace.spans
     inside = np.isin(steps.number, steps.kept) & (spans["kind"] == Kind.RECV)
     received = np.flatnonzero(inside & (program.messages.partner != MISSING))
+    received = received[_carries_work(spans, received, program.messages.partner[received])]
     sent = program.messages.partner[received]
     ready = np.maximum(spans["post_ns"][received], spans["post_ns"][sent])
     waited = (spans["flags"][received] & np.uint16(Flag.NEVER_WAITED)) == 0
@@ -166,6 +167,13 @@ def links(program: Program, steps: Steps) -> tuple[LinkResult, ...]:
         ends = int(spans["rank"][sent[own]][0]), int(spans["rank"][received[own]][0])
         found.append(LinkResult(src, dst, direction, size, time, bandwidth, _transport(program.trace, *ends)))
     return tuple(found)
+
+
+def _carries_work(spans: np.ndarray, received: np.ndarray, sent: np.ndarray) -> np.ndarray:
+    """Mask of the messages between known stages; without those of shapes, where it is known what messages carry."""
+    known = (spans["stage"][received] != NONE) & (spans["stage"][sent] != NONE)
+    payload = spans["op"][received] != Payload.UNKNOWN
+    return known & (payload if payload.any() else True)
 
 
 def _transport(trace: Trace, source: int, destination: int) -> str | None:
