@@ -9,7 +9,8 @@ import pytest
 
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.model import Flag, Kind
-from tests.e2e.frameworks.conftest import Run, expected_ops, ops_of, run_twice
+from tests.e2e.conftest import read_trace
+from tests.e2e.frameworks.conftest import Run, expected_ops, ops_of, run_twice, start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,3 +49,10 @@ def test_a_stage_that_sleeps_is_named(run: Run) -> None:
     found = diagnose(run.trace)
     assert (found.job.framework, found.job.schedule_name) == ("torch.distributed.pipelining", "forward-only")
     assert (found.verdict.cause, found.verdict.stage, found.verdict.confidence) == ("imbalance", SLOW_STAGE, "measured")
+
+
+def test_without_the_adapter_the_modules_around_the_pipeline_are_not_taken_for_stages(tmp_path: Path) -> None:
+    arguments = (str(tmp_path / "on-"), str(CALLS), f"{SLOW_STAGE}:20")
+    start(RANKS, "accelerate_pippy.py", *arguments, run_dir=tmp_path / "run", variables={"PPDIAG_ADAPTERS": "none"})
+    found = diagnose(read_trace(tmp_path / "run")).verdict
+    assert (found.stage, found.confidence) == (None, "undecided")

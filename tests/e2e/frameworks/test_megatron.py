@@ -121,3 +121,10 @@ def test_a_stage_that_sleeps_is_named(run: Run, job: str, stage: int, schedule: 
     found = diagnose(run.part(job))
     assert (found.job.schedule_name, found.job.schedule_match) == (schedule, 1.0)
     assert (found.verdict.cause, found.verdict.stage, found.verdict.confidence) == ("imbalance", stage, "measured")
+
+
+def test_links_are_measured_by_activations_and_gradients_not_by_the_shapes_before_them(run: Run) -> None:
+    found = diagnose(run.part(VARYING)).links
+    pairs = {(stage, stage + 1) for stage in range(RANKS - 1)}
+    assert {(link.src_stage, link.dst_stage) for link in found} == pairs | {(b, a) for a, b in pairs}
+    assert {link.bytes for link in found} == {16 * 2 * 32 * 4}  # sequence, rows, hidden size, float32
