@@ -1,4 +1,4 @@
-# The words of this file: setup demo test lint bench gpu-check docs clean. Each says what it does while it does it.
+# The words of this file: setup demo test lint bench gpu-check fault-runs docs clean. Each says what it does while it does it.
 PYTHON ?= python3
 # What to install where the active environment has no torch >= 2.8. On a machine without a GPU the CPU build is smaller:
 #   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 SAY := @printf '\n==> %s\n'
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test lint bench gpu-check docs clean
+.PHONY: help setup demo test lint bench gpu-check fault-runs docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -54,6 +54,11 @@ bench: setup
 gpu-check:
 	$(SAY) "Checking the recorder on one GPU, with the torch of $(PYTHON)"
 	@$(PYTHON) benchmarks/gpu_check.py $(ARGS)
+
+# All faults, each with FAULT_SEEDS seeds (3, some 230 jobs); 15 minutes on two cores.
+fault-runs: setup
+	$(SAY) "Jobs in which the recorder fails: their results must be those of the jobs alone"
+	@$(BIN)/python -m pytest tests/e2e/test_faults.py $(ARGS)
 
 docs: setup
 	$(SAY) "Building the pages in docs/_build/html"
