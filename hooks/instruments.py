@@ -139,9 +139,15 @@ def _instruments() -> Instruments | None:
     if not _clocks:
         _clocks.append(DeviceClock(CudaEvents(cuda), RECORDER.append))
         RECORDER.fact("device", cuda.get_device_name())
-        nvml.start(RECORDER.lines.append, cuda)
+        nvml.start(_say_awake, cuda)
     _hold_queries_in_captures(cuda, _clocks[0])
     return Instruments(_clocks[0], nvtx.open_ranges(), memory.Memory.of_cuda(cuda, RECORDER.lines.append))
+
+
+def _say_awake(line: dict[str, Any]) -> None:
+    """A sample of NVML: written only while steps are recorded."""
+    if RECORDER.active:
+        RECORDER.lines.append(line)
 
 
 def _hold_queries_in_captures(cuda: Any, clock: DeviceClock) -> None:
