@@ -106,7 +106,8 @@ def run_installers(name: str, *, note: bool = True) -> None:
             if name.startswith(package):
                 adapters.load(package).install(name)
     except Exception as error:
-        guard.failed(f"install {name}", error)
+        framework = next((package for package in adapters.ADAPTERS if name.startswith(package)), name)
+        guard.failed(f"install {framework}", error)
 
 
 def _probes(module: str) -> list[Any]:
