@@ -5,20 +5,22 @@ Patched are only methods whose names and meaning were the same in all these vers
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import sys
 import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard, process_group
+from ppdiag.hooks.adapters import brackets
 from ppdiag.hooks.device import HostSpan
-from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, ThreadState, compute_tail, with_flag
 from ppdiag.model import NONE, Flag, Kind, Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from ppdiag.hooks.instruments import Instruments
 
@@ -41,9 +43,11 @@ _PAYLOADS = {
     "get_bwd_send_ops": Payload.GRADIENT,
 }
 
+_DATA_PARALLEL = ("dp", "fsdp", "hsdp", "replicate", "shard")
+"""How the dimensions of a mesh that hold replicas are called, at the beginning of their names."""
 _NO_LABEL = (NONE, NONE, NONE)
 
-_patches = Patches()
+_wrappers = brackets.Wrappers(PROBE)
 _chunks: dict[int, int] = {}
 """Stage index -> index among the stages of this rank, in the order in which its schedule lists them."""
 _schedule: list[weakref.ref[Any]] = []
@@ -62,36 +66,26 @@ class TorchPipelining:
         if name == STAGE_MODULE:
             owner = sys.modules[name]._PipelineStageBase
             for method, kind in _KINDS.items():
-                _replace(owner, method, functools.partial(_compute, kind=kind))
+                _wrappers.wrap(owner, [method], functools.partial(_compute, kind=kind))
             for method, payload in _PAYLOADS.items():
-                _replace(owner, method, functools.partial(_label, payload=payload))
+                _wrappers.wrap(owner, [method], functools.partial(_label, payload=payload))
         elif name == SCHEDULES_MODULE:
             module = sys.modules[name]
-            _replace(module.PipelineScheduleSingle, "step", _step)
-            _replace(module.PipelineScheduleMulti, "step", _step)
-            _replace(module.PipelineScheduleSingle, "_initialize_stage", _initialize)
-            _replace(module.PipelineScheduleMulti, "_initialize_stages", _initialize)
-            _replace(module._PipelineSchedule, "_maybe_compute_loss", _loss)
+            _wrappers.wrap(module.PipelineScheduleSingle, ["step"], _step)
+            _wrappers.wrap(module.PipelineScheduleMulti, ["step"], _step)
+            _wrappers.wrap(module.PipelineScheduleSingle, ["_initialize_stage"], _initialize, optional=True)
+            _wrappers.wrap(module.PipelineScheduleMulti, ["_initialize_stages"], _initialize, optional=True)
+            _wrappers.wrap(module._PipelineSchedule, ["_maybe_compute_loss"], _loss, optional=True)
 
     def uninstall(self) -> None:
         """Undo all patches."""
-        _patches.restore()
+        _wrappers.restore()
         _chunks.clear()
         _schedule.clear()
         _held.clear()
 
 
 ADAPTER = TorchPipelining()
-
-
-def _replace(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-    original = vars(owner).get(name)
-    if original is None or hasattr(original, "_ppdiag"):  # not in this version, or installed already
-        return
-    wrapper: Any = functools.update_wrapper(wrap(original), original)
-    wrapper._ppdiag = True
-    wrapper._torchdynamo_disable = True
-    _patches.replace(owner, name, wrapper)
 
 
 def _compute(original: Any, kind: Kind) -> Any:
@@ -287,6 +281,20 @@ def _say_facts(schedule: Any) -> None:
     RECORDER.fact("vpp", len(stages))
     RECORDER.fact("stages", [stage.stage_index for stage in stages])
     RECORDER.fact("stage_ranks", [members[placement[index]] for index in sorted(placement)])
+    with contextlib.suppress(Exception):  # stages are named without it
+        _say_mesh(stages)
+
+
+def _say_mesh(stages: Sequence[Any]) -> None:
+    """The ranks that share a stage: from the device mesh of its parameters, where there is one (FSDP2, tensors)."""
+    parameters = (parameter for stage in stages for parameter in stage.submod.parameters())
+    mesh = next((found for found in (getattr(p, "device_mesh", None) for p in parameters) if found is not None), None)
+    if mesh is None or mesh.mesh_dim_names is None:
+        return
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    RECORDER.fact("device_mesh", sizes)
+    RECORDER.fact("tp", sizes.get("tp", 1))
+    RECORDER.fact("dp", math.prod(size for name, size in sizes.items() if name.startswith(_DATA_PARALLEL)))
 
 
 def _initialize(original: Any) -> Any:

@@ -102,6 +102,12 @@ def test_both_ends_of_each_message_carry_the_same_microbatch(runs: dict[str, Run
     assert all(not facts.faults for facts in runs[job].trace.ranks.values())
 
 
+def test_the_grid_is_read_from_the_device_mesh(runs: dict[str, Run]) -> None:
+    facts = [facts.facts for facts in runs[TENSOR].trace.ranks.values()]  # of the job that ran last
+    assert [(said["pp"], said["vpp"], said["tp"], said["dp"]) for said in facts] == [(2, 2, 2, 1)] * 4
+    assert all(said["device_mesh"] == {"tp": 2} for said in facts)
+
+
 def test_a_stage_that_sleeps_is_named(runs: dict[str, Run]) -> None:
     found = diagnose(runs[SLOW].part(SLOW))
     assert (found.job.schedule_name, found.job.schedule_match) == ("1F1B", 1.0)
