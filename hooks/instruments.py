@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard, memory, nvml, nvtx
-from ppdiag.hooks.device import Clock, CudaEvents, DeviceClock, HostClock, HostSpan
+from ppdiag.hooks.device import WAITS, Clock, CudaEvents, DeviceClock, HostClock, HostSpan
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import KIND_AT, RECORDER
 
@@ -42,7 +42,7 @@ class Instruments:
         try:
             if self._ranges is not None:
                 self._ranges.push(tail)
-            return self._clock.mark()
+            return self._clock.mark() if tail[KIND_AT] in WAITS else self._clock.work()
         except Exception as error:
             guard.failed(PROBE, error)
             return None

@@ -21,6 +21,8 @@ SLOWED = {
     0x80: "hardware power brake",
 }
 """Bits of ``nvmlClocksEventReason*`` that cost speed; idling and clocks that somebody has set are none of them."""
+RETURNED_AT_ONCE_NS = 100_000
+"""A wait shorter than this did not block the host."""
 WORTH_SAYING = 0.1
 """Share of the samples from which a slowed clock is worth a warning."""
 _ON_THE_STREAM = (*COMPUTE_KINDS, *WAIT_KINDS)
@@ -74,7 +76,8 @@ def move_posts(spans: np.ndarray) -> None:
     """Puts the posts of messages onto the device's time, in place, on a rank whose ops were timed there.
 
     NCCL begins a message when the stream of its post has done all that was launched before: not when the host posted
-    it, which may be long before. A message that was never waited for ends there too.
+    it, which may be long before. A message that was never waited for ends there too. A wait that the host timed and
+    that returned at once (it was on another stream) is moved likewise; one that blocked the host is where it was.
 
     Source: ProcessGroupNCCL, which lets its stream wait for an event of the current one (``syncStream``).
     """
@@ -86,10 +89,15 @@ def move_posts(spans: np.ndarray) -> None:
         ops = ops[np.argsort(spans["launch_ns"][ops], kind="stable")]
         done = np.append(0, np.maximum.accumulate(spans["end_ns"][ops]))
         posted = np.flatnonzero(own & messages)
-        before = np.searchsorted(spans["launch_ns"][ops], spans["post_ns"][posted], "left")
-        reached = np.maximum(spans["post_ns"][posted], done[before])
-        never = (spans["flags"][posted] & np.uint16(Flag.NEVER_WAITED)) != 0
+
+        def reached(host_ns: np.ndarray) -> np.ndarray:
+            """When the stream is done with all that was launched before this time of the host."""
+            return np.maximum(host_ns, done[np.searchsorted(spans["launch_ns"][ops], host_ns, "left")])  # noqa: B023
+
+        start, end = spans["start_ns"][posted], spans["end_ns"][posted]
+        blocked = ~on_device[posted] & (end - start > RETURNED_AT_ONCE_NS)
+        start = np.where(on_device[posted] | blocked, start, reached(start))
         # an op around its own message was launched before it and ends after it: the wait bounds that post
-        reached = np.where(never, reached, np.minimum(reached, spans["start_ns"][posted]))
-        spans["post_ns"][posted] = np.where(on_device[posted] | never, reached, spans["post_ns"][posted])
-        spans["start_ns"][posted[never]] = spans["end_ns"][posted[never]] = reached[never]
+        post = np.where(blocked, spans["post_ns"][posted], np.minimum(reached(spans["post_ns"][posted]), start))
+        spans["end_ns"][posted] += start - spans["start_ns"][posted]
+        spans["start_ns"][posted], spans["post_ns"][posted] = start, post

@@ -79,6 +79,7 @@ def install(torch: Any) -> None:
         "is_initialized": lambda: True,
         "is_current_stream_capturing": lambda: False,
         "current_device": lambda: 0,
+        "current_stream": lambda: SimpleNamespace(cuda_stream=0),
         "set_device": lambda _device: None,
         "get_device_name": lambda: "stand-in",
         "get_device_properties": lambda _device: SimpleNamespace(),

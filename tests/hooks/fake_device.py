@@ -61,6 +61,9 @@ class FakeDevice:
     def refuses(self) -> bool:
         return self.capturing
 
+    def current_stream(self) -> int:
+        return self.stream
+
     def adopt_thread(self) -> None:
         """There is but one device."""
 

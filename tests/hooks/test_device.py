@@ -189,6 +189,20 @@ def test_one_wait_for_several_messages_gives_each_its_span_and_keeps_their_posts
     assert all(span[1] - span[0] == pytest.approx(6 * MS, abs=3_000) for span in spans)
 
 
+def test_a_wait_on_another_stream_than_that_of_the_work_gets_no_event() -> None:
+    fake = FakeDevice()
+    clock, _ = make(fake)
+    assert clock.mark() is not None  # no work has been seen yet
+    assert clock.work() is not None
+    fake.stream = 7  # FSDP's all-gather
+    assert clock.mark() is None
+    assert clock.untimed == 0
+    assert clock.work() is not None  # work there is work
+    assert clock.mark() is not None
+    fake.stream = 0
+    assert clock.mark() is None
+
+
 def test_events_are_used_again() -> None:
     fake = FakeDevice()
     clock, _ = make(fake)

@@ -49,6 +49,7 @@ class FakeCuda(SimpleNamespace):
             Event=lambda enable_timing: self.device.new(),  # noqa: ARG005
             is_current_stream_capturing=lambda: self.device.capturing,
             current_device=lambda: 0,
+            current_stream=lambda: SimpleNamespace(cuda_stream=self.device.stream),
             set_device=lambda _device: self.set_by.append(threading.get_ident()),
             get_device_name=lambda: "fake",
             memory_stats_as_nested_dict=lambda: statistics,
@@ -60,7 +61,7 @@ class FakeCuda(SimpleNamespace):
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """A job that uses CUDA, its recorder awake; all put back afterwards."""
     fake = FakeCuda()
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake, _C=SimpleNamespace()))
     monkeypatch.setattr(nvml, "start", lambda say, cuda: None)  # noqa: ARG005
     monkeypatch.setattr(instruments, "_clocks", [])
     monkeypatch.setattr(instruments, "_said", {})

@@ -116,6 +116,18 @@ def test_a_post_inside_an_op_lies_before_its_own_wait() -> None:
     assert spans["post_ns"][spans["kind"] == Kind.RECV] == [4_000]
 
 
+def test_a_wait_on_another_stream_is_where_the_work_is_then_and_one_that_blocked_the_host_stays() -> None:
+    aside = span(Kind.COLLECTIVE, 30, 40, launch=30, post=20, flags=0)
+    blocked = span(Kind.RECV, 50, 2_000_000, launch=50, post=45, flags=0)
+    waited = span(Kind.SEND, 6_000_000, 6_000_100, launch=90, post=80)
+    spans = spans_of([span(Kind.FORWARD, 1_000, 5_000_000, launch=10), aside, blocked, waited])
+    move_posts(spans)
+    rows = {int(row["kind"]): (row["post_ns"], row["start_ns"], row["end_ns"]) for row in spans}
+    assert rows[Kind.COLLECTIVE] == (5_000_000, 5_000_000, 5_000_010)
+    assert rows[Kind.RECV] == (45, 50, 2_000_000)
+    assert rows[Kind.SEND] == (5_000_000, 6_000_000, 6_000_100)
+
+
 def test_host_timed_spans_are_left_alone() -> None:
     spans = spans_of(
         [span(Kind.FORWARD, 0, 500, launch=0, flags=0), span(Kind.SEND, 700, 800, launch=0, post=100, flags=0)]
