@@ -24,7 +24,7 @@ ENVIRONMENT = Path(os.environ.get("FRAMEWORKS_ENVIRONMENT") or ROOT / ".venv-fra
 VERSIONS = ENVIRONMENT / "versions"
 """Several versions of a framework side by side, each a folder for PYTHONPATH."""
 JOBS = Path(__file__).parent / "jobs"
-TIMEOUT_S = 280.0
+TIMEOUT_S = 420.0
 COUNTED = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT, Kind.SEND, Kind.RECV)
 
 Op = tuple[str, int, int, int, int]

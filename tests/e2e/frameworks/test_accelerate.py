@@ -15,7 +15,7 @@ from tests.e2e.frameworks.conftest import Run, expected_ops, ops_of, run_twice, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]  # the first test waits for all jobs
 
 RANKS, CHUNKS, CALLS = 2, 4, 6
 SLOW_STAGE = 1

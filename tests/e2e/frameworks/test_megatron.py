@@ -15,7 +15,7 @@ from tests.e2e.frameworks.conftest import Run, assert_both_ends_agree, expected_
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]  # the first test waits for all jobs
 
 VERSIONS = ("0.8.0", "0.12.3", "0.16.1", "0.19.2")
 RANKS, MICROBATCHES, STEPS = 4, 8, 2

@@ -17,7 +17,7 @@ from tests.e2e.frameworks.conftest import ENVIRONMENT, JOBS, Run, assert_both_en
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]  # the first test waits for all jobs
 
 MICROBATCHES, STEPS = 8, 2
 SCHEDULE = "--parallelism.pipeline_parallel_schedule"

@@ -15,7 +15,7 @@ from tests.e2e.frameworks.conftest import Run, run_twice, training, work_only
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]  # the first test waits for all jobs
 
 RANKS, MICROBATCHES = 4, 8
 OFF = {"PPDIAG_ADAPTERS": "none"}
