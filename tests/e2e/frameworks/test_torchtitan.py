@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -59,7 +59,7 @@ def unnamed(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Run]) -> R
     """Without the adapter."""
     folder: Path = tmp_path_factory.mktemp("unnamed")
     assets = next(folder.parent.glob("torchtitan*/assets"))
-    options = {"run_dir": folder / "run", "cwd": assets, "variables": {"PPDIAG_ADAPTERS": "none"}}
+    options: dict[str, Any] = {"run_dir": folder / "run", "cwd": assets, "variables": {"PPDIAG_ADAPTERS": "none"}}
     start(2, "torchtitan_trainer.py", str(folder / "on-"), free_ports(len(SPLIT)), *SPLIT, **options)
     results = read_results(folder / "on-", 2)
     return Run(read_trace(folder / "run"), results, results)

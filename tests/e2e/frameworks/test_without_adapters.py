@@ -10,7 +10,8 @@ import pytest
 
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.model import Flag, Kind
-from tests.e2e.frameworks.conftest import Run, run_twice, training, work_only
+from tests.e2e.conftest import work_only
+from tests.e2e.frameworks.conftest import Run, run_twice, training
 
 if TYPE_CHECKING:
     from pathlib import Path
