@@ -182,12 +182,12 @@ def run_timing(check: Check) -> str:
 
 def known_kernel(check: Check) -> str:
     """Optimizer steps of known length, timed by events."""
+    spans = check.trace("timing").spans
     import numpy as np
     from job import KERNEL_MS, KERNELS
 
     from ppdiag.model import Flag, Kind
 
-    spans = check.trace("timing").spans
     longest = 0.0
     for rank in range(check.ranks):
         own = spans[(spans["kind"] == Kind.OPTIMIZER) & (spans["rank"] == rank)][:KERNELS]
