@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 PROBE = "deepspeed"
 ENGINE_MODULE = "deepspeed.runtime.pipe.engine"
-COMPUTE = {"ForwardPass": Kind.FORWARD, "BackwardPass": Kind.BACKWARD}
+COMPUTE = {"ForwardPass": int(Kind.FORWARD), "BackwardPass": int(Kind.BACKWARD)}
 """Name of an instruction -> what it does."""
 MESSAGES = {
-    "RecvActivation": Payload.ACTIVATION,
-    "SendActivation": Payload.ACTIVATION,
-    "RecvGrad": Payload.GRADIENT,
-    "SendGrad": Payload.GRADIENT,
+    "RecvActivation": int(Payload.ACTIVATION),
+    "SendActivation": int(Payload.ACTIVATION),
+    "RecvGrad": int(Payload.GRADIENT),
+    "SendGrad": int(Payload.GRADIENT),
 }
 """Name of an instruction -> what it sends or receives."""
 COUNTED = ("RecvActivation", "ForwardPass")
@@ -105,7 +105,7 @@ def _batch(original: Any, flags: int) -> Any:
             return original(self, *args, **kwargs)
         try:
             known = _begin_batch(self, flags)
-            tail = brackets.begin(Kind.SCHEDULE, brackets.NO_LABEL, flags)
+            tail = brackets.begin(int(Kind.SCHEDULE), brackets.NO_LABEL, flags)
             instructions = {command: _instruction(run, command.__name__) for command, run in _map_of(self).items()}
         except Exception as error:
             guard.failed(PROBE, error)
@@ -139,7 +139,7 @@ def _instruction(original: Any, name: str) -> Any:
     return original
 
 
-def _compute(original: Any, name: str, kind: Kind) -> Any:
+def _compute(original: Any, name: str, kind: int) -> Any:
     def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             batch = _batches[-1]
@@ -152,14 +152,14 @@ def _compute(original: Any, name: str, kind: Kind) -> Any:
     return compute
 
 
-def _messages(original: Any, name: str, payload: Payload) -> Any:
+def _messages(original: Any, name: str, payload: int) -> Any:
     """Wrapper of a send or a receive: all that is posted in it, and all that it queues for ``CommitP2P``, is named."""
 
     def messages(self: Any, *args: Any, **kwargs: Any) -> Any:
         state = RECORDER.threads.state
         try:
             batch = _batches[-1]
-            label = (*batch.label(name, *_place(args, kwargs)), int(payload), batch.flags)
+            label = (*batch.label(name, *_place(args, kwargs)), payload, batch.flags)
             queue = self.__dict__.get("_p2p_ops")
             queued = len(queue or ())
         except Exception as error:

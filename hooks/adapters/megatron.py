@@ -33,10 +33,12 @@ SCHEDULES = {
 """Function -> name of the schedule."""
 AXES = {"pp": "pipeline_model_parallel", "tp": "tensor_model_parallel", "dp": "data_parallel"}
 """Axis -> its words in the names of ``parallel_state``."""
-FORWARD_ARGUMENTS = {"model": 2}
+MODEL_AT, OUTPUT_AT = 2, 1
+"""Position of the model among the arguments of a forward, and of its output among those of its backward."""
 COMBINED_ARGUMENTS = {"f_model": 2, "b_model": 6, "b_output_tensor": 8}
-BACKWARD_ARGUMENTS = {"output_tensor": 1}
-"""Positions of the arguments that are looked at, the same in all versions."""
+"""Positions of the arguments of the combined step that are looked at. All are the same in all versions."""
+_FORWARD, _BACKWARD, _SCHEDULE = int(Kind.FORWARD), int(Kind.BACKWARD), int(Kind.SCHEDULE)
+_ACTIVATION, _GRADIENT = int(Payload.ACTIVATION), int(Payload.GRADIENT)
 
 Label = tuple[int, int, int]
 """(microbatch, stage, chunk)."""
@@ -114,18 +116,15 @@ def order_of_forwards(microbatches: int, chunks: int, group: int) -> list[tuple[
     return [(microbatch, chunk) for group in groups for chunk in range(chunks) for microbatch in group]
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, positions: dict[str, int]) -> Any:
-    position = positions[name]
-    return args[position] if position < len(args) else kwargs.get(name)
-
-
 def _tensors(value: Any) -> list[Any]:
     """All tensors in an output: it may be one, a list (None among them), or a dict by module."""
+    if value is None:
+        return []
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return [tensor for part in value for tensor in _tensors(part)]
-    return [] if value is None else [value]
+    return [value]
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
@@ -144,12 +143,18 @@ def _forward_step(original: Any) -> Any:
         if not _calls or not RECORDER.active:
             return original(*args, **kwargs)
         call = _calls[-1]
-        label = call.label(kwargs.get("current_microbatch"), _argument(args, kwargs, "model", FORWARD_ARGUMENTS))
-        tail = _guarded(brackets.begin, Kind.FORWARD, label, call.flags)
-        if tail is None:
+        try:
+            model = args[MODEL_AT] if len(args) > MODEL_AT else kwargs["model"]
+            label = call.label(kwargs.get("current_microbatch"), model)
+            tail = brackets.begin(_FORWARD, label, call.flags)
+        except Exception as error:
+            guard.failed(PROBE, error)
             return original(*args, **kwargs)
         result = brackets.run((tail,), original, args, kwargs)
-        _guarded(_forward_ended, call, label, result[0])
+        try:
+            _forward_ended(call, label, result[0])
+        except Exception as error:
+            guard.failed(PROBE, error)
         return result
 
     return forward_step
@@ -161,12 +166,12 @@ def _forward_ended(call: _Call, label: Label, output: Any) -> None:
     if tensors and not call.flags:
         call.forwards[id(tensors[0])] = label
     if label[1] != call.last_stage:
-        _name_messages(call, label, tensors, Payload.ACTIVATION)
+        _name_messages(call, label, tensors, _ACTIVATION)
 
 
-def _name_messages(call: _Call, label: Label, tensors: list[Any], payload: Payload) -> None:
+def _name_messages(call: _Call, label: Label, tensors: list[Any], payload: int) -> None:
     for tensor in tensors:
-        process_group.labels[id(tensor)] = (*label, int(payload), call.flags)
+        process_group.labels[id(tensor)] = (*label, payload, call.flags)
 
 
 def _backward_step(original: Any) -> Any:
@@ -176,12 +181,17 @@ def _backward_step(original: Any) -> Any:
         if not _calls or not RECORDER.active:
             return original(*args, **kwargs)
         call = _calls[-1]
-        label = _backward_label(call, _argument(args, kwargs, "output_tensor", BACKWARD_ARGUMENTS))
-        tail = _guarded(brackets.begin, Kind.BACKWARD, label, 0)
-        if tail is None:
+        try:
+            label = _backward_label(call, args[OUTPUT_AT] if len(args) > OUTPUT_AT else kwargs["output_tensor"])
+            tail = brackets.begin(_BACKWARD, label)
+        except Exception as error:
+            guard.failed(PROBE, error)
             return original(*args, **kwargs)
         result = brackets.run((tail,), original, args, kwargs)
-        _guarded(_backward_ended, call, label, result)
+        try:
+            _backward_ended(call, label, result)
+        except Exception as error:
+            guard.failed(PROBE, error)
         return result
 
     return backward_step
@@ -194,7 +204,7 @@ def _backward_label(call: _Call, output: Any) -> Label:
 
 def _backward_ended(call: _Call, label: Label, gradient: Any) -> None:
     if label[1] > 0:
-        _name_messages(call, label, _tensors(gradient), Payload.GRADIENT)
+        _name_messages(call, label, _tensors(gradient), _GRADIENT)
 
 
 def _combined_step(original: Any) -> Any:
@@ -212,28 +222,34 @@ def _combined_step(original: Any) -> Any:
             return original(*args, **kwargs)
         forward, backward, tails, named = started
         result = brackets.run(tails, original, args, named)
-        if forward is not None:
-            _guarded(_forward_ended, call, forward, result[0])
-        if backward is not None:
-            _guarded(_backward_ended, call, backward, result[2])
+        _guarded(_combined_ended, call, forward, backward, result)
         return result
 
     return combined_step
 
 
+def _combined_ended(call: _Call, forward: Label | None, backward: Label | None, result: Any) -> None:
+    if forward is not None:
+        _forward_ended(call, forward, result[0])
+    if backward is not None:
+        _backward_ended(call, backward, result[2])
+
+
 def _begin_combined(call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """(label of F or None, label of B or None, tails, keyword arguments with named messages)."""
-    f_model, b_model, output = (_argument(args, kwargs, name, COMBINED_ARGUMENTS) for name in COMBINED_ARGUMENTS)
+    f_model, b_model, output = (
+        args[at] if at < len(args) else kwargs.get(name) for name, at in COMBINED_ARGUMENTS.items()
+    )
     tails: list[Tail] = []
     forward = backward = None
     named = dict(kwargs)
     if f_model is not None:
         forward = call.label(kwargs.get("current_microbatch"), f_model)
-        tails.append(brackets.begin(Kind.FORWARD, forward, call.flags))
+        tails.append(brackets.begin(_FORWARD, forward, call.flags))
         _name_before(named, "post_forward", _forward_ended, call, forward)
     if b_model is not None:
         backward = _backward_label(call, output)
-        tails.append(brackets.begin(Kind.BACKWARD, backward))
+        tails.append(brackets.begin(_BACKWARD, backward))
         _name_before(named, "post_backward", _backward_ended, call, backward)
     return forward, backward, tails, named
 
@@ -264,8 +280,8 @@ def _p2p_ops(original: Any) -> Any:
 
 def _name_receives(call: _Call, kwargs: dict[str, Any]) -> None:
     for name, labels, payload in (
-        ("tensor_recv_prev", call.next_forward, Payload.ACTIVATION),
-        ("tensor_recv_next", call.next_backward, Payload.GRADIENT),
+        ("tensor_recv_prev", call.next_forward, _ACTIVATION),
+        ("tensor_recv_next", call.next_backward, _GRADIENT),
     ):
         if kwargs.get(name) is not None:
             _name_messages(call, next(labels, brackets.NO_LABEL), [kwargs[name]], payload)
@@ -277,16 +293,18 @@ def _schedule(original: Any, name: str) -> Any:
     def schedule(*args: Any, **kwargs: Any) -> Any:
         if not (RECORDER.active or RECORDER.start()):
             return original(*args, **kwargs)
-        call = _guarded(_begin_schedule, name, kwargs)
-        if call is None:
+        try:
+            call = _begin_schedule(name, kwargs)
+            tail = brackets.begin(_SCHEDULE, brackets.NO_LABEL, call.flags)
+        except Exception as error:
+            guard.failed(PROBE, error)
             return original(*args, **kwargs)
         _calls.append(call)
         try:
-            tail = brackets.begin(Kind.SCHEDULE, brackets.NO_LABEL, call.flags)
             return brackets.run_schedule(tail, original, args, kwargs)
         finally:
-            if call in _calls:
-                _calls.remove(call)
+            if _calls:  # else the adapter was taken off meanwhile
+                _calls.pop()
 
     return schedule
 
