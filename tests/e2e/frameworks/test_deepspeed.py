@@ -67,7 +67,8 @@ def test_shapes_are_messages_without_a_payload(run: Run, job: str) -> None:
             exchanges = MICROBATCHES if job == VARYING else int(step == first)
             for kind, none in ((Kind.SEND, RANKS - 1), (Kind.RECV, 0)):
                 found = shapes[shapes["kind"] == kind]
-                assert found["microbatch"].tolist() == ([] if rank == none else list(range(exchanges)))
+                # one or three messages each, by version
+                assert set(found["microbatch"].tolist()) == (set() if rank == none else set(range(exchanges)))
 
 
 def test_an_evaluation_has_forwards_only_and_says_that_it_is_one(run: Run) -> None:
