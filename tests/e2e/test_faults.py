@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RANKS = 2
-TIMEOUT_S = 150.0
+TIMEOUT_S = 400.0
 SEEDS = int(os.environ.get("FAULT_SEEDS", "3"))
 TOOLS = Path(__file__).parents[1] / "tools"
 SABOTEUR = TOOLS / "saboteur"
@@ -107,6 +107,8 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     found = [Case(f"--loop {loop}", f"raise:{point}:") for loop, points in HOOK_POINTS.items() for point in points]
     found += [Case("--loop torch", f"missing:{attribute}") for attribute in MISSING]
+    for point in ("control:Control.step_ended", "control:Control._switch", "process_group:write_pending"):
+        found.append(Case("--loop torch --steps 16", f"raise:{point}:", variables="PPDIAG_MODE=overhead"))
     for loop in ("torch", "hand"):
         found += [Case(f"--loop {loop} --disturb {how}") for how in ("delete", "replace", "readonly", "time")]
         found += [Case(f"--loop {loop} --steps 150", disk="small"), Case(f"--loop {loop}", disk="readonly")]
@@ -270,6 +272,7 @@ def test_a_full_disk_is_said_once_a_rank(tmp_path: Path, references: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two jobs of ten thousand steps
 def test_ten_thousand_steps_stay_within_the_size_that_was_set(tmp_path: Path, references: Path) -> None:
     limit = 1_000_000
     case = Case("--loop hand --steps 10000", variables=f"PPDIAG_MAX_BYTES={limit}")

@@ -71,18 +71,20 @@ def fork() -> None:
 
 def disturb(how: str) -> None:
     """What happens to the run directory, or to the time of day."""
-    folder = Path(os.environ.get("PPDIAG_RUN_DIR", "/nonexistent"))
+    if how == "time":
+        real = time.time_ns
+        time.time_ns = lambda: real() - 3_600_000_000_000
+    if "PPDIAG_RUN_DIR" not in os.environ:
+        return
+    folder = Path(os.environ["PPDIAG_RUN_DIR"])
     if how == "delete":
         shutil.rmtree(folder, ignore_errors=True)
     elif how == "replace":
         shutil.rmtree(folder, ignore_errors=True)
         folder.write_text("a file in its place")
-    elif how == "readonly" and folder.exists():
+    elif how == "readonly":
         for path in [*folder.iterdir(), folder]:
             path.chmod(0o400)
-    elif how == "time":
-        real = time.time_ns
-        time.time_ns = lambda: real() - 3_600_000_000_000
 
 
 def parse_arguments() -> argparse.Namespace:
