@@ -96,7 +96,17 @@ def _pipelines(spans: np.ndarray, steps: Steps) -> list[tuple[int, ...]]:
 
 
 def _fill_microbatches(spans: np.ndarray, work: np.ndarray, number: np.ndarray) -> None:
-    """Numbers unnamed ops of one kind and chunk by their order in the step (first in, first out)."""
+    """Numbers unnamed ops of one kind and chunk by their order in the step (first in, first out).
+
+    Numbers that the hooks counted begin at 0 in each step, also where no optimizer told them that one began.
+    """
+    counted = np.flatnonzero(work & (spans["microbatch"] != NONE) & ((spans["flags"] & np.uint16(Flag.INFERRED)) != 0))
+    if len(counted):
+        part = spans[counted]
+        same = number_rows(part["rank"], number[counted], part["chunk"])
+        first = np.full(int(same.max()) + 1, np.iinfo(np.int32).max, np.int32)
+        np.minimum.at(first, same, part["microbatch"])
+        spans["microbatch"][counted] -= first[same]
     unnamed = np.flatnonzero(work & (spans["microbatch"] == NONE))
     if not len(unnamed):
         return

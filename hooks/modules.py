@@ -15,15 +15,22 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard, optimizer, process_group
 from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
-from ppdiag.hooks.recorder import RECORDER, compute_tail
+from ppdiag.hooks.recorder import RECORDER, Tail, compute_tail
 from ppdiag.model import NONE, Flag, Kind
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PROBE = "modules"
+SHORTEST_FORWARD_NS = 200_000
+"""A gap between two messages shorter than this is the cost of the calls, not a forward in plain tensor code."""
+_PEER_AT, _KIND_AT = 4, 12
+"""Positions of peer and kind in a tail."""
 RAISED = object()
 
 _patches = Patches()
@@ -62,7 +69,11 @@ class Inference:
         """A message was posted outside every adapter."""
         self._open: _Forward | None = None
         self._forward_seen = False
-        """Since the last wait, backward or optimizer step."""
+        """Since the last wait, backward, optimizer step or sent activation."""
+        self._activation_waits = False
+        """An activation was received, and its forward has not been seen."""
+        self._roles: dict[int, int] = {}
+        """Peer -> kind of the first message with it: what is sent to a peer so known by a send is an activation."""
         self._backward_seen = False
         """Since the last wait or optimizer step."""
         self._boundary_ns = 0
@@ -78,7 +89,7 @@ class Inference:
         self._microbatches.clear()
         self._outstanding.clear()
 
-    def message(self, kind: int, tensor: Any) -> None:
+    def message(self, kind: int, tensor: Any, peer: int = NONE) -> None:
         """A message is about to be posted."""
         if not self.in_use:
             self.in_use = True
@@ -86,16 +97,25 @@ class Inference:
         if RECORDER.threads.state.depth or _in_backward():
             return
         self.close()
-        # In a loop whose forwards are module calls, a send without one before it is of two messages for one forward.
-        if kind == Kind.SEND and not (self._forward_seen or self._chunks) and self._is_activation(tensor):
+        self._roles.setdefault(peer, kind)
+        if self._chunks:  # a loop whose forwards are module calls: a send without one is a second message of a forward
+            return
+        if kind == Kind.RECV:
+            if self._activation_waits and self._is_long():
+                self._gap(None)
+        elif not self._forward_seen and self._is_activation(tensor, peer):
             self._gap(tensor)
+            self._boundary(perf_counter_ns())
 
-    def waited(self, end_ns: int) -> None:
-        """A wait has ended."""
+    def waited(self, end_ns: int, tails: Sequence[Tail] = ()) -> None:
+        """A wait for these messages has ended."""
         if RECORDER.threads.state.depth == 0:
             self.close()
             self._boundary(end_ns)
             self._backward_seen = False
+            for tail in tails:
+                if tail[_KIND_AT] == Kind.RECV and self._roles.get(tail[_PEER_AT]) == Kind.RECV:
+                    self._activation_waits = True
 
     def optimized(self, end_ns: int) -> None:
         """The outermost optimizer step has ended."""
@@ -108,8 +128,10 @@ class Inference:
         self.close()
         if RECORDER.step_ended:
             RECORDER.begin_step()
-        # A backward that no forward is outstanding for: the forward was plain tensor code, since the last wait.
-        if self.in_use and not (self._outstanding or self._forward_seen or self._backward_seen):
+        # An activation came and no module was called since, or no forward is there that this could be the backward of:
+        # the forward was plain tensor code, since the last wait.
+        unseen = self._activation_waits or not (self._outstanding or self._forward_seen or self._backward_seen)
+        if self.in_use and unseen and not self._chunks:
             self._gap(None)
         self._running = run = _Backward(perf_counter_ns())
         tail = self._tail(Kind.BACKWARD, run.start_ns, (NONE, NONE), 0)
@@ -178,13 +200,20 @@ class Inference:
         else:
             RECORDER.append((opened.start_ns, opened.end_ns, *tail))
         self._forward_seen = True
+        self._activation_waits = False
         if not opened.flags & Flag.EVALUATION:
             self._outstanding.append(opened.label)
 
-    def _is_activation(self, tensor: Any) -> bool:
-        if not tensor.is_floating_point():
+    def _is_activation(self, tensor: Any, peer: int) -> bool:
+        if not tensor.is_floating_point() or not self._is_long():
             return False
+        if peer != NONE:
+            return self._roles[peer] == Kind.SEND
         return tensor.requires_grad or (bool(_evaluation_flag()) and not self._backward_seen)
+
+    def _is_long(self) -> bool:
+        """Whether there was time for a forward since the last event: several tensors may be sent for one."""
+        return not self._boundary_ns or perf_counter_ns() - self._boundary_ns >= SHORTEST_FORWARD_NS
 
     def _gap(self, output: Any) -> None:
         """The forward is the time since the last event."""

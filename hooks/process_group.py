@@ -54,10 +54,10 @@ COLLECTIVES = {
 """Names over all versions from 2.6 to 2.14; those that exist are patched."""
 labels: dict[int, tuple[int, int, int, int, int]] = {}
 """``id`` of a tensor about to be sent or received -> (microbatch, stage, chunk, payload, flags), put in by adapters."""
-before_post: list[Callable[[int, Any], None]] = []
-"""Told (kind, tensor) before a message that no adapter has named is posted."""
-after_wait: list[Callable[[int], None]] = []
-"""Told the time (ns) at which the wait for a message that no adapter has named ended."""
+before_post: list[Callable[[int, Any, int], None]] = []
+"""Told (kind, tensor, global rank of the peer) before a message that no adapter has named is posted."""
+after_wait: list[Callable[[int, tuple[Tail, ...]], None]] = []
+"""Told the time (ns) at which the wait for messages that no adapter has named ended, and the messages' tails."""
 
 _patches = Patches()
 _pending: dict[int, tuple[Any, tuple[Tail, ...]]] = {}
@@ -153,7 +153,7 @@ def _describe(kind: int, group: Group, tensor: Any, rank: int, tag: int, state: 
     if label is None:
         if before_post and not state.named:
             for function in before_post:
-                function(kind, tensor)
+                function(kind, tensor, group.global_rank(rank))
         label = state.message or _NO_LABEL
     if recorder.step_ended:
         recorder.begin_step()
@@ -403,7 +403,7 @@ def _wait(original: Any) -> Any:
                     append((start_ns, end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
             if after_wait and not threads.state.named:
                 for function in after_wait:
-                    function(end_ns)
+                    function(end_ns, tails)
         except Exception as error:
             guard.failed(PROBE, error)
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -157,3 +158,35 @@ def test_microbatches_are_counted_anew_in_each_step(inference: Inference) -> Non
     call(inference, model, Tensor())
     inference.close()
     assert [microbatch for _, _, microbatch in found()] == [0, 0]
+
+
+def waited(inference: Inference, kind: Kind, peer: int) -> None:
+    """The wait for a message of this peer has ended a while ago: what follows is long enough for a forward."""
+    tail = (0, 0, 0, 0, peer, 0, -1, -1, -1, 0, 0, 0, int(kind), 0)
+    inference.waited(1, [tail])
+
+
+def test_without_modules_a_send_to_whom_was_sent_first_is_an_activation_though_it_is_detached(
+    inference: Inference,
+) -> None:
+    for _ in range(2):  # the first stage of 1F1B: its backwards come between the forwards
+        inference.message(Kind.SEND, Tensor(grad=False), 1)
+        time.sleep(2 * modules.SHORTEST_FORWARD_NS / 1e9)
+    inference.message(Kind.RECV, Tensor(grad=False), 1)
+    waited(inference, Kind.RECV, 1)
+    backward(inference, Tensor(grad=False))
+    time.sleep(2 * modules.SHORTEST_FORWARD_NS / 1e9)
+    inference.message(Kind.SEND, Tensor(grad=False), 1)
+    assert found() == [(Kind.FORWARD, 0, 0), (Kind.FORWARD, 0, 1), (Kind.BACKWARD, 0, 0), (Kind.FORWARD, 0, 2)]
+
+
+def test_without_modules_the_last_stage_has_its_forwards_between_the_receives(inference: Inference) -> None:
+    for _ in range(2):
+        inference.message(Kind.RECV, Tensor(grad=False), 0)
+        waited(inference, Kind.RECV, 0)
+    for _ in range(2):
+        backward(inference, Tensor(grad=False))
+        inference.message(Kind.SEND, Tensor(grad=False), 0)
+        waited(inference, Kind.SEND, 0)
+    assert [kind for kind, _, _ in found()] == [Kind.FORWARD, Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD]
+    assert [microbatch for _, _, microbatch in found()] == [0, 1, 0, 1]
