@@ -23,7 +23,7 @@ ZERO = "--pp 2 --zero 1"
 EVALUATING = "--pp 4 --evaluate"
 DUAL = "--pp 4 --dualpipev"
 VARYING = "--pp 4 --varying"
-SLOW = "--pp 4 --steps 6 --slow 3:20"  # of 8 layers, two a stage: block 3 is layer 4, that of stage 2
+SLOW = "--pp 4 --steps 6 --slow 3:60"  # of 8 layers, two a stage: block 3 is layer 4, that of stage 2
 STAGES = {PLAIN: 4, TIED: 2, ZERO: 2, EVALUATING: 4, DUAL: 8, VARYING: 4}
 VERSIONS = {"0.14.5": [PLAIN, TIED, ZERO, EVALUATING, SLOW], "0.19.8": [*STAGES, SLOW]}
 

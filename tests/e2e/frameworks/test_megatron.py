@@ -28,8 +28,8 @@ TWO_GROUPS = "--pp 2 --vp 2 --overlap"
 TIED = "--pp 2 --tied"
 VARYING = "--pp 4 --varlen --dealloc --evaluate"
 SLOW_STAGE, SLOW_CHUNK = 2, 5
-SLOW = f"--pp 4 --steps 6 --slow {SLOW_STAGE}:20"
-SLOW_INTERLEAVED = f"--pp 4 --vp 2 --overlap --steps 6 --slow {SLOW_CHUNK}:20"
+SLOW = f"--pp 4 --steps 6 --slow {SLOW_STAGE}:60"
+SLOW_INTERLEAVED = f"--pp 4 --vp 2 --overlap --steps 6 --slow {SLOW_CHUNK}:60"
 STAGES = {PLAIN: 4, INTERLEAVED: 8, BATCHED: 8, TWO_GROUPS: 4, TIED: 2, VARYING: 4}
 
 

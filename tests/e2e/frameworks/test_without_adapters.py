@@ -27,8 +27,8 @@ CHUNKS = {
     DEEPSPEED: {"--pp 4": 1, "--pp 2 --tied": 1, "--pp 2 --zero 1": 1, "--pp 4 --varying": 1},
 }
 SLOW = {
-    MEGATRON: {"--pp 4 --steps 6 --slow 2:20": 2, "--pp 4 --vp 2 --overlap --steps 6 --slow 5:20": 5},
-    DEEPSPEED: {"--pp 4 --steps 6 --slow 3:20": 2},
+    MEGATRON: {"--pp 4 --steps 6 --slow 2:60": 2, "--pp 4 --vp 2 --overlap --steps 6 --slow 5:60": 5},
+    DEEPSPEED: {"--pp 4 --steps 6 --slow 3:60": 2},
 }
 DUAL = "--pp 4 --dualpipev --steps 4"
 Framework = tuple[str, str]
