@@ -191,6 +191,9 @@ def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:
     silent = sorted(set(trace.ranks) - set(steps.ranks.tolist()))
     if silent:
         found.append(f"ranks without pipeline work: {', '.join(map(str, silent[:8]))}{', ...' if silent[8:] else ''}")
+    alive = [rank for rank, facts in sorted(trace.ranks.items()) if facts.status == "running"]
+    if alive:
+        found.append(f"ranks that still run: {', '.join(map(str, alive[:8]))}{', ...' if alive[8:] else ''}")
     ended = {rank: facts for rank, facts in trace.ranks.items() if facts.status in ENDED_EARLY}
     last = {rank: int(steps.recorded[steps.number[trace.spans["rank"] == rank].max(initial=0)]) for rank in ended}
     # those that failed outside of a wait come first: the others were left waiting

@@ -71,7 +71,7 @@ def find_steps(trace: Trace) -> Steps:
     """
     spans = trace.spans
     work = pipeline_work(spans)
-    if not work.any():
+    if not work.any() or _without_neighbours(spans, work):
         raise NoPipelineFound(
             f"{trace.job.source}: no pipeline stage was recorded (no forward or backward of a microbatch between "
             "sends and receives); ppdiag explains pipeline-parallel jobs only"
@@ -95,6 +95,12 @@ def find_steps(trace: Trace) -> Steps:
         recorded=recorded,
         warnings=warnings,
     )
+
+
+def _without_neighbours(spans: np.ndarray, work: np.ndarray) -> bool:
+    """Whether all work was inferred, and no rank sent or received: data parallelism, or no parallelism at all."""
+    inferred = (spans["flags"][work] & np.uint16(Flag.INFERRED)) != 0
+    return bool(inferred.all()) and not np.isin(spans["kind"], (Kind.SEND, Kind.RECV)).any()
 
 
 _NEVER = np.iinfo(np.int64).max

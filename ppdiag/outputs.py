@@ -84,7 +84,12 @@ def _write_json(diagnosis: Diagnosis, target: str) -> None:
 def _print_summary(diagnosis: Diagnosis, *, on_stderr: bool) -> None:
     from rich.console import Console  # noqa: PLC0415  (slow to import)
 
-    _report("terminal")(diagnosis, Console(stderr=on_stderr))
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            """Rich would end the process with code 1; the command group knows the right one."""
+            raise BrokenPipeError
+
+    _report("terminal")(diagnosis, Terminal(stderr=on_stderr))
 
 
 @contextlib.contextmanager

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from ppdiag.model import Kind, RankStatus
 from ppdiag.rundir import STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, clock_identity, read_run_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 SILENT_S = 5.0
 """Ranks write a heartbeat ten times a second: one that has been silent for this long does not run any more."""
@@ -72,21 +69,25 @@ def ended_host(directory: Path) -> str | None:
     return str(facts.get("host", "")) if "ended_unix_ns" in facts else None
 
 
-def settle(state: RankState, *, raised: str, ended: bool, clock: str) -> str:
-    """What became of a rank.
+def settle(state: RankState, *, raised: str, ended: bool, clock: str, pid: int) -> str:
+    """What became of a rank. One whose launcher has ended may run on: on this machine its process tells.
 
     Args:
         state: its slot.
         raised: the exception that it ended with, in words; empty where it ended with none.
         ended: its host's launcher has seen the end of the job.
         clock: name of the clock that its heartbeat was read from.
+        pid: its process id.
     """
     if state.status == "raised" and raised.startswith("KeyboardInterrupt"):
         return "interrupted"
     if state.status != "running":
         return state.status
-    silent_s = (time.perf_counter_ns() - state.heartbeat_ns) / 1e9 if clock == clock_identity() else 0.0
-    return "killed" if ended or silent_s > SILENT_S else "running"
+    if clock != clock_identity():
+        return "killed" if ended else "running"
+    silent_s = (time.perf_counter_ns() - state.heartbeat_ns) / 1e9
+    alive = Path(f"/proc/{pid}").exists() and silent_s <= SILENT_S
+    return "killed" if not alive and (ended or silent_s > SILENT_S) else "running"
 
 
 _STATUS = {

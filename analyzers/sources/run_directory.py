@@ -70,24 +70,45 @@ class RunDirectory:
                 failures.append(error)
         if not ranks:
             raise failures[0]
-        warnings += [str(error) for error in failures]
+        ranks, mixed = _of_the_newest_job(ranks)
+        warnings += [*mixed, *map(str, failures)]
         ended = {rank_state.ended_host(path) for path in paths}
         trace = _assemble(ranks, source=", ".join(map(str, paths)), ended=ended, warnings=warnings)
         return replace(trace, transports=_transports(paths))
 
 
 def _latest_files(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
-    """The span file of the last start of each rank."""
+    """The span file of the last start of each rank.
+
+    Raises:
+        NotARun: two directories hold the same rank: they are of two jobs.
+    """
     starts: dict[int, list[tuple[int, Path]]] = defaultdict(list)
-    for directory in paths:
+    for directory in dict.fromkeys(path.resolve() for path in paths):
         for path in sorted(directory.iterdir()):
             name = parse_rank_file_name(path.name)
-            if name is not None and name.suffix == "spans":
-                starts[name.rank].append((name.start, path))
+            if name is None or name.suffix != "spans":
+                continue
+            starts[name.rank].append((name.start, path))
+            if starts[name.rank][0][1].parent != path.parent:
+                raise NotARun(
+                    f"{starts[name.rank][0][1].parent} and {path.parent} both hold rank {name.rank}: several "
+                    "directories are read together where each machine of a job wrote its own; name one job at a time"
+                )
     latest = {rank: max(found)[1] for rank, found in starts.items()}
-    restarts = max((len(found) for found in starts.values()), default=1) - 1
-    warnings = [f"the job was restarted {restarts} times in this directory; only its last start is shown"]
-    return latest, warnings if restarts else []
+    most = max((len(found) for found in starts.values()), default=1)
+    warnings = [f"ranks were started up to {most} times in this directory; only the last start of each is shown"]
+    return latest, warnings if most > 1 else []
+
+
+def _of_the_newest_job(ranks: list[_Rank]) -> tuple[list[_Rank], list[str]]:
+    """The ranks that belong with the one that began last: an earlier job may have left more ranks in the directory."""
+    newest = max(ranks, key=lambda rank: whole_or_none(rank.header, "started_unix_ns") or 0)
+    size = newest.header.get("world_size")
+    kept = [rank for rank in ranks if rank.header.get("world_size", size) == size or size is None]
+    others = len(ranks) - len(kept)
+    warning = f"{others} ranks of a job of another size in this directory were left out; give each job its own"
+    return kept, [warning] if others else []
 
 
 def _transports(paths: Sequence[Path]) -> tuple[dict[str, Any], ...]:
@@ -293,6 +314,7 @@ def _rank_facts(rank: _Rank, *, ended: set[str | None]) -> RankFacts:
             raised=str(rank.facts.get("raised", "")),
             ended=str(rank.header.get("host", "")) in ended,
             clock=str(rank.header.get("clock", "")),
+            pid=whole_or_none(rank.header, "pid") or 0,
         ),
         inside=rank.state.inside,
         inside_s=rank.state.inside_s,

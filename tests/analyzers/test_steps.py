@@ -11,6 +11,7 @@ from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.steps import find_steps
 from ppdiag.errors import NoPipelineFound
 from ppdiag.model import Flag, Kind
+from ppdiag.trace import Trace, make_spans
 from tests.analyzers.factory import MS, spans_of, trace_of
 from tests.analyzers.test_hand_calculations import on_rank, pipeline
 
@@ -95,3 +96,14 @@ def test_choosing_steps_counts_the_others_as_dropped() -> None:
     chosen = found.only(np.array([2, 4]))
     assert chosen.kept.tolist() == [2, 4]
     assert chosen.dropped == found.dropped + len(found.kept) - 2
+
+
+def test_work_that_was_only_inferred_without_any_message_is_no_pipeline() -> None:
+    rows = [
+        {"kind": kind, "rank": rank, "flags": Flag.INFERRED, "step": step, "start_ns": at, "end_ns": at + 5}
+        for rank in (0, 1)
+        for step in (0, 1, 2)
+        for kind, at in ((Kind.FORWARD, 20 * step), (Kind.BACKWARD, 20 * step + 10))
+    ]
+    with pytest.raises(NoPipelineFound):
+        find_steps(Trace(make_spans(rows)))

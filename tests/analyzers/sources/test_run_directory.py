@@ -220,7 +220,7 @@ def test_of_a_restarted_job_the_last_start_is_read(tmp_path: Path) -> None:
     write_run(tmp_path, small(steps=5), start=1)
     found = read_trace([tmp_path])
     assert int(found.spans["step"].max()) == 4
-    assert any("restarted 1 times" in warning for warning in found.warnings)
+    assert any("started up to 2 times" in warning for warning in found.warnings)
 
 
 def test_two_directories_of_one_job_are_read_together(tmp_path: Path) -> None:
@@ -403,3 +403,20 @@ def test_the_logs_of_nccl_beside_the_record_name_the_transport_of_each_link(tmp_
     found = diagnose(read_trace([tmp_path]))
     assert {link.transport for link in found.links} == {"NET/Socket"}
     assert {(row["src_rank"], row["dst_rank"]) for row in found.transports} == {(0, 1), (1, 0)}
+
+
+def test_two_jobs_are_not_read_as_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name, small())
+    with pytest.raises(NotARun, match="both hold rank 0"):
+        read_trace([tmp_path / "a", tmp_path / "b"])
+    assert len(read_trace([tmp_path / "a", tmp_path / "a"])) == len(small())
+
+
+def test_ranks_that_an_earlier_job_of_another_size_left_are_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path, small(ranks=4), header={"started_unix_ns": 1})
+    write_run(tmp_path, small(ranks=2), start=1, header={"started_unix_ns": 2})
+    found = read_trace([tmp_path])
+    assert sorted(found.ranks) == [0, 1]
+    assert any("2 ranks of a job of another size" in warning for warning in found.warnings)
