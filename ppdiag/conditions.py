@@ -70,7 +70,10 @@ def parse_condition(text: str) -> Condition:
         limit = float(match[3])
     except ValueError:
         raise _bad(text) from None
-    return Condition(match[1], match[2], limit / 100 if match[4] else limit)
+    limit = limit / 100 if match[4] else limit
+    if limit > 1 and match[1] != "step_s":
+        raise BadCondition(f"{text!r}: {match[1]} is a fraction of the step, 0 to 1; for 5 per cent write 0.05 or 5%")
+    return Condition(match[1], match[2], limit)
 
 
 def _bad(text: str) -> BadCondition:

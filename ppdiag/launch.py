@@ -71,7 +71,9 @@ def prepare_run_directory(directory: Path, command: Sequence[str] = ()) -> Path:
             raise LaunchFailed(f"{path} is not empty and holds no run; give -o a new or an empty directory")
         _write_run_file(path, _launcher_facts(command))
     except OSError as error:
-        raise LaunchFailed(f"cannot write the run directory {path}: {error.strerror}; give another with -o") from error
+        raise LaunchFailed(
+            f"cannot write the run directory {path}: {error.strerror}; name another directory"
+        ) from error
     return path
 
 
@@ -168,10 +170,15 @@ def check_command(command: Sequence[str]) -> None:
     """Find a mistyped command before a run directory is made for it.
 
     Raises:
-        LaunchFailed: there is no such program.
+        LaunchFailed: there is no such program, or it cannot be executed.
     """
-    if shutil.which(command[0]) is None:
-        raise LaunchFailed(f"cannot start {command[0]}: no such program; the command follows --, program first")
+    if shutil.which(command[0]) is not None:
+        return
+    if Path(command[0]).exists():
+        raise LaunchFailed(
+            f"cannot start {command[0]}: it is no executable file; a script wants python before its name"
+        )
+    raise LaunchFailed(f"cannot start {command[0]}: no such program; the command follows --, program first")
 
 
 def run_job(command: Sequence[str], variables: Mapping[str, str], *, meanwhile: Callable[[], None]) -> int:

@@ -66,3 +66,13 @@ def test_all_names_are_tested_above():
 @pytest.mark.parametrize("limit", [0.4, 0.5, 0.6])
 def test_a_comparison_is_the_one_that_it_looks_like(comparison, python, limit):
     assert Condition("idle", comparison, limit).holds(DIAGNOSIS) == python(0.5, limit)
+
+
+@pytest.mark.parametrize("text", ["idle>5", "bubble >= 1.5", "host>120%"])
+def test_a_fraction_above_one_can_never_hold_and_is_refused(text):
+    with pytest.raises(BadCondition, match="fraction of the step"):
+        parse_condition(text)
+
+
+def test_a_step_may_last_longer_than_a_second():
+    assert parse_condition("step_s>5").limit == 5.0
