@@ -191,22 +191,27 @@ def _size_bytes(tensors: Any) -> int:
     return int(getattr(tensors, "nbytes", 0))
 
 
-def _posted(work: Any, tail: Tail, marks: _Marks | None = None) -> None:
-    """A post has returned: its end is the wait for its Work, or the batch's Work, or now. Never raises."""
+def _after_post(work: Any, tail: Tail, marks: _Marks | None = None) -> None:
+    """A post has returned to us, and must return to the job. Never raises."""
     RECORDER.inside = None
     try:
-        batch = RECORDER.threads.state.batch
-        if work is None and batch is None:
-            _ended(tail, Flag.SYNCHRONOUS, marks)
-            return
-        if marks is not None:
-            marks.drop()
-        if batch is not None:
-            batch.append(tail)
-        else:
-            _pending[id(work)] = (work, (tail,))
+        _posted(work, tail, marks)
     except Exception as error:
         guard.failed(PROBE, error)
+
+
+def _posted(work: Any, tail: Tail, marks: _Marks | None) -> None:
+    """The end of a posted op is the wait for its Work, or the batch's Work, or now."""
+    batch = RECORDER.threads.state.batch
+    if work is None and batch is None:
+        _ended(tail, Flag.SYNCHRONOUS, marks)
+        return
+    if marks is not None:
+        marks.drop()
+    if batch is not None:
+        batch.append(tail)
+    else:
+        _pending[id(work)] = (work, (tail,))
 
 
 def _ended(tail: Tail, flag: Flag, marks: _Marks | None = None) -> None:
@@ -281,7 +286,7 @@ def _message(original: Any, kind: int) -> Any:
             recorder.inside = None
             pending[id(work)] = (work, (tail,))
         else:
-            _posted(work, tail)
+            _after_post(work, tail)
         return work
 
     return message
@@ -308,7 +313,7 @@ def _recv_anysource(original: Any) -> Any:
         except BaseException:
             _ended(tail, Flag.FAILED)
             raise
-        _posted(work, tail)
+        _after_post(work, tail)
         if work is not None:
             _any_source[id(work)] = group
         return work
@@ -343,7 +348,7 @@ def _collective(original: Any, op: Collective) -> Any:
             raise
         if marks is not None:
             marks.leave()
-        _posted(work, tail, marks)
+        _after_post(work, tail, marks)
         return work
 
     return collective

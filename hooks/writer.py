@@ -140,7 +140,11 @@ class Writer:
     def _run(self) -> None:
         while not self._closed:
             self._bell.acquire(timeout=TICK_S if self._recorder.active else SLEEPING_TICK_S)
-            self.flush()
+            try:
+                self.flush()
+            except Exception as error:
+                self._closed = True
+                self._stop(f"the writer failed: {error}", "recording stops, the job goes on")
 
     def _write_spans(self) -> None:
         spans = self._recorder.spans

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CODE = """
-import sys
+import os, sys
 from ppdiag.hooks import install
 import torch
 import torch.distributed.pipelining
@@ -31,6 +31,7 @@ def state():
     return [dict(vars(owner)) for owner in OWNERS], hooks, list(sys.meta_path)
 
 before = state()
+os.environ["PPDIAG_RUN_DIR"] = sys.argv[1]  # only now: an installed .pth would have armed the process at its start
 install.arm()
 from ppdiag.hooks import modules
 modules.install_module_calls()
@@ -53,7 +54,6 @@ def test_every_install_has_an_equal_and_opposite_uninstall(
     tmp_path: Path, checkout_environment: dict[str, str]
 ) -> None:
     pytest.importorskip("torch")
-    environment = {**checkout_environment, "PPDIAG_RUN_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", CODE]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", CODE, str(tmp_path)]
+    result = subprocess.run(command, env=checkout_environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "clean\n"), result.stderr
