@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROBE = "modules"
-SHORTEST_FORWARD_NS = 200_000
+SHORTEST_FORWARD_NS = 50_000
 """A gap between two messages shorter than this is the cost of the calls, not a forward in plain tensor code."""
 _PEER_AT, _KIND_AT = 4, 12
 """Positions of peer and kind in a tail."""
@@ -76,6 +76,8 @@ class Inference:
         """Peer -> kind of the first message with it: what is sent to a peer so known by a send is an activation."""
         self._backward_seen = False
         """Since the last wait or optimizer step."""
+        self._sent = False
+        """The last event was the send of an activation."""
         self._boundary_ns = 0
         self._boundary_mark: Any = None
         self._chunks: dict[int, int] = {}
@@ -106,6 +108,7 @@ class Inference:
         elif not self._forward_seen and self._is_activation(tensor, peer):
             self._gap(tensor)
             self._boundary(perf_counter_ns())
+            self._sent = True
 
     def waited(self, end_ns: int, tails: Sequence[Tail] = ()) -> None:
         """A wait for these messages has ended."""
@@ -205,11 +208,13 @@ class Inference:
             self._outstanding.append(opened.label)
 
     def _is_activation(self, tensor: Any, peer: int) -> bool:
-        if not tensor.is_floating_point() or not self._is_long():
+        if not tensor.is_floating_point():
             return False
+        if tensor.requires_grad:
+            return not self._sent or self._is_long()
         if peer != NONE:
-            return self._roles[peer] == Kind.SEND
-        return tensor.requires_grad or (bool(_evaluation_flag()) and not self._backward_seen)
+            return self._roles[peer] == Kind.SEND and self._is_long()
+        return bool(_evaluation_flag()) and not self._backward_seen
 
     def _is_long(self) -> bool:
         """Whether there was time for a forward since the last event: several tensors may be sent for one."""
@@ -236,7 +241,7 @@ class Inference:
 
     def _boundary(self, end_ns: int) -> None:
         self._boundary_ns = end_ns
-        self._forward_seen = False
+        self._forward_seen = self._sent = False
         if self.in_use and RECORDER.instruments is not None:
             RECORDER.instruments.drop(self._boundary_mark)
             self._boundary_mark = RECORDER.instruments.mark()
