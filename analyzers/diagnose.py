@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,17 +25,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ppdiag.analyzers.graph import Graph
+    from ppdiag.analyzers.program import Program
+    from ppdiag.analyzers.shape import Shape
+    from ppdiag.analyzers.steps import Steps
+    from ppdiag.analyzers.where import Measured
     from ppdiag.trace import Trace
 
 _PARTS = ("finding the steps", "matching messages", "replaying the step", "naming the cause", "done")
 
 
-def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = None) -> Diagnosis:
-    """Explains where the step time of a job went.
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A trace taken apart: what a diagnosis is made of, and what other questions to a run need too.
 
-    Args:
-        trace: all spans of the job.
-        progress: told which part is being done.
+    Attributes:
+        trace: the labelled trace.
+        steps: the analysed steps.
+        left_out: steps whose messages contradict the order of their ops.
+        shares: the step times of all steps, split; in the order of ``steps.kept``.
+    """
+
+    trace: Trace
+    steps: Steps
+    shape: Shape
+    program: Program
+    graphs: tuple[Graph, ...]
+    left_out: int
+    measured: Measured
+    shares: Shares
+
+
+def analyse(trace: Trace, progress: Callable[[str, int, int], None] | None = None) -> Analysis:
+    """Takes a trace apart into steps, graphs and the shares of its step time.
 
     Raises:
         NoPipelineFound: the trace has no pipeline, or no complete step.
@@ -55,6 +76,28 @@ def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = No
     tell(_PARTS[2], 2, 4)
     busy_K = measured.busy_RK.mean(axis=0)
     shares = _merge(graphs, [share_out(g, busy_K[np.searchsorted(steps.kept, g.steps_K)]) for g in graphs])
+    return Analysis(trace, steps, shape, program, tuple(graphs), left_out, measured, shares)
+
+
+def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = None) -> Diagnosis:
+    """Explains where the step time of a job went.
+
+    Args:
+        trace: all spans of the job.
+        progress: told which part is being done.
+
+    Raises:
+        NoPipelineFound: the trace has no pipeline, or no complete step.
+        BadRecord: the messages of every step contradict the order of the ops.
+    """
+    return explain(analyse(trace, progress), progress)
+
+
+def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None = None) -> Diagnosis:
+    """The diagnosis of a trace that has been taken apart."""
+    tell = progress or (lambda *_: None)
+    trace, steps, shape, program = analysis.trace, analysis.steps, analysis.shape, analysis.program
+    graphs, measured, shares = analysis.graphs, analysis.measured, analysis.shares
     attribution = attribute(shares, measured)
     tell(_PARTS[3], 3, 4)
     why = attribution.why()
@@ -76,7 +119,7 @@ def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = No
         verdict=verdict.decide(context),
         transports=tuple(dict(row) for row in trace.transports),
         overhead=overhead(trace),
-        warnings=(*results.warnings(trace, steps), *shortfall(trace), *_left_out(left_out)),
+        warnings=(*results.warnings(trace, steps), *shortfall(trace), *_left_out(analysis.left_out)),
         step_times_s=tuple(steps.duration_s.tolist()),
         timeline=timeline.median_step(program, steps, graphs[0], measured),
     )
