@@ -17,7 +17,17 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.model import DEVICE_SPAN_FIELDS, DEVICE_SPAN_STRUCT, NONE, SPAN_FIELDS, SPAN_STRUCT, RankStatus
-from ppdiag.rundir import STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, encode_block, encode_header, rank_file_name
+from ppdiag.rundir import (
+    STATE,
+    STATE_MAGIC,
+    STATE_OFFSET,
+    STATE_SIZE,
+    STATE_TAG,
+    STATE_TAG_OFFSET,
+    encode_block,
+    encode_header,
+    rank_file_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,11 +188,11 @@ class Writer:
     def _write_state(self) -> None:
         tail = self._recorder.inside
         start_ns = self._recorder.inside_start_ns
-        now = perf_counter_ns()
+        now, tag = perf_counter_ns(), 0
         if tail is None:
             state = (now, 0, 0, 0, self._recorder.step, NONE, NONE, NONE, NONE, NONE, 0, 0, int(self.status))
         else:
-            post, size, step, seq, peer, _, microbatch, stage, _, group, _, flags, kind, _ = clamp((0, 0, *tail))[2:]
+            post, size, step, seq, peer, tag, microbatch, stage, _, group, _, flags, kind, _ = clamp((0, 0, *tail))[2:]
             state = (
                 now,
                 start_ns,
@@ -199,6 +209,7 @@ class Writer:
                 int(self.status),
             )
         STATE.pack_into(self._state, STATE_OFFSET, *state)
+        STATE_TAG.pack_into(self._state, STATE_TAG_OFFSET, tag)
 
     def _write_all(self, fd: int, data: bytes) -> None:
         view = memoryview(data)

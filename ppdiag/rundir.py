@@ -26,7 +26,7 @@ import socket
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ppdiag.model import FORMAT_VERSION, SPAN_FIELDS, STATE_STRUCT
 
@@ -41,6 +41,9 @@ STATE_SIZE = 4096
 """One page: the slot is a shared mapping, and a preallocated page cannot raise SIGBUS on a full disk."""
 STATE = struct.Struct(STATE_STRUCT)
 STATE_OFFSET = 64
+STATE_TAG = struct.Struct("<i")
+STATE_TAG_OFFSET = STATE_OFFSET + STATE.size
+"""The tag of the message waited for lies behind the slot's other fields: 0 where an older recorder left it out."""
 MAX_HEADER_BYTES = 1 << 20
 MAX_BLOCK_RECORDS = 1 << 20
 MOST_FAILED_CHECKSUMS = 16
@@ -121,7 +124,15 @@ def read_run_file(directory: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def decode_blocks(data: bytes, offset: int, record_size: int) -> Iterator[tuple[bytes, int]]:
+class Readable(Protocol):
+    """Bytes, or a file that is read as it is looked at."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> bytes: ...
+    def find(self, sub: bytes, start: int, /) -> int: ...  # noqa: D102
+
+
+def decode_blocks(data: Readable, offset: int, record_size: int) -> Iterator[tuple[bytes, int]]:
     """Payloads of the whole, undamaged blocks in ``data[offset:]``.
 
     Yields:
@@ -144,20 +155,22 @@ def decode_blocks(data: bytes, offset: int, record_size: int) -> Iterator[tuple[
         offset = following
 
 
-def _length_at(data: bytes, offset: int, record_size: int) -> int | None:
+def _length_at(data: Readable, offset: int, record_size: int) -> int | None:
     """Length of the payload that a block at ``offset`` promises; None where no whole block can be."""
-    if len(data) - offset < BLOCK_HEADER.size:
+    head = data[offset : offset + BLOCK_HEADER.size]
+    if len(head) < BLOCK_HEADER.size:
         return None
-    magic, count, _ = BLOCK_HEADER.unpack_from(data, offset)
+    magic, count, _ = BLOCK_HEADER.unpack(head)
     length = int(count) * record_size
     whole = magic == BLOCK_MAGIC and count <= MAX_BLOCK_RECORDS and offset + BLOCK_HEADER.size + length <= len(data)
     return length if whole else None
 
 
-def _payload_at(data: bytes, offset: int, length: int) -> bytes | None:
+def _payload_at(data: Readable, offset: int, length: int) -> bytes | None:
     start = offset + BLOCK_HEADER.size
     payload = data[start : start + length]
-    return payload if zlib.crc32(payload) == BLOCK_HEADER.unpack_from(data, offset)[2] else None
+    checksum = BLOCK_HEADER.unpack(data[offset:start])[2]
+    return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
 
 
 def clock_identity() -> str:

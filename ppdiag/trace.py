@@ -49,6 +49,21 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """The message that a rank was waiting for when it was last seen."""
+
+    is_send: bool
+    """It waited for its own send to be taken; else for a receive."""
+    peer: int
+    """Global rank of the other end."""
+    seq: int
+    """The nth message of (group, source, destination, tag)."""
+    tag: int
+    size_bytes: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankFacts:
     """What is known of one rank beside its spans."""
 
@@ -65,6 +80,8 @@ class RankFacts:
     """The op that the rank was inside of when it was last seen, in words; empty where it was in none."""
     inside_s: float = 0.0
     """For how long it had been inside of it by then."""
+    waiting: Waiting | None = None
+    """The message, where it was inside the wait for one."""
     last_seen_ns: int = 0
     faults: tuple[str, ...] = ()
 
@@ -98,6 +115,7 @@ class Trace:
         clock_error_s: bound on the error between any two ranks' clocks after alignment; 0 on one clock.
         warnings: what was left out or looks wrong, one sentence each.
         transports: what NCCL's logs say of the connections: rows of ``analyzers.nccl.transports.transports_of``.
+        nccl: what else they say: ``analyzers.nccl.digest.digest_of``; empty without logs.
     """
 
     spans: np.ndarray
@@ -107,6 +125,7 @@ class Trace:
     clock_error_s: float = 0.0
     warnings: tuple[str, ...] = ()
     transports: tuple[Mapping[str, Any], ...] = ()
+    nccl: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.spans.dtype != SPAN_DTYPE:

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppdiag.model import Kind, RankStatus
-from ppdiag.rundir import STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, clock_identity, read_run_file
+from ppdiag.rundir import (
+    STATE,
+    STATE_MAGIC,
+    STATE_OFFSET,
+    STATE_SIZE,
+    STATE_TAG,
+    STATE_TAG_OFFSET,
+    clock_identity,
+    read_run_file,
+)
+from ppdiag.trace import Waiting
 
 SILENT_S = 5.0
 """Ranks write a heartbeat ten times a second: one that has been silent for this long does not run any more."""
@@ -22,6 +32,7 @@ class RankState:
     inside: str
     inside_s: float
     heartbeat_ns: int
+    waiting: Waiting | None = None
 
 
 UNKNOWN = RankState("unknown", "", 0.0, 0)
@@ -36,14 +47,15 @@ def read(path: Path) -> RankState:
         return UNKNOWN
     if not data.startswith(STATE_MAGIC) or len(data) < STATE_OFFSET + STATE.size:
         return UNKNOWN
-    slot = _Slot(*STATE.unpack_from(data, STATE_OFFSET))
+    tag = STATE_TAG.unpack_from(data, STATE_TAG_OFFSET) if len(data) >= STATE_TAG_OFFSET + STATE_TAG.size else (0,)
+    slot = _Slot(*STATE.unpack_from(data, STATE_OFFSET), *tag)
     inside = _describe(slot)
     inside_s = max(0, slot.heartbeat_ns - slot.start_ns) / 1e9 if inside else 0.0
-    return RankState(_STATUS.get(slot.status, "unknown"), inside, inside_s, slot.heartbeat_ns)
+    return RankState(_STATUS.get(slot.status, "unknown"), inside, inside_s, slot.heartbeat_ns, _waiting(slot))
 
 
 class _Slot(NamedTuple):
-    """The fields of ``model.STATE_STRUCT``."""
+    """The fields of ``model.STATE_STRUCT``, and the tag behind them."""
 
     heartbeat_ns: int
     start_ns: int
@@ -58,6 +70,7 @@ class _Slot(NamedTuple):
     flags: int
     kind: int
     status: int
+    tag: int
 
 
 def ended_host(directory: Path) -> str | None:
@@ -108,13 +121,20 @@ _WORDS = {
 }
 
 
+def _waiting(slot: _Slot) -> Waiting | None:
+    if slot.peer < 0 or slot.kind not in (Kind.SEND, Kind.RECV):
+        return None
+    return Waiting(slot.kind == Kind.SEND, slot.peer, slot.seq, slot.tag, slot.size_bytes, slot.step)
+
+
 def _describe(slot: _Slot) -> str:
     words = _WORDS.get(Kind(slot.kind)) if slot.kind in Kind._value2member_map_ else None
     if words is None:
         return ""
-    if slot.peer >= 0 and slot.kind in (Kind.SEND, Kind.RECV):
-        way = "to" if slot.kind == Kind.SEND else "from"
-        words += f" {way} rank {slot.peer} (message {slot.seq}, {slot.size_bytes} bytes)"
+    if (wait := _waiting(slot)) is not None:
+        tag = f", tag {wait.tag}" if wait.tag else ""
+        way = "to" if wait.is_send else "from"
+        words += f" {way} rank {wait.peer} (message {wait.seq}{tag}, {wait.size_bytes} bytes)"
     if slot.microbatch >= 0:
         words += f" of microbatch {slot.microbatch}"
     if slot.stage >= 0:

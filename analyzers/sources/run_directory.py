@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppdiag.analyzers import clock
+from ppdiag.analyzers.nccl.digest import digest_of
 from ppdiag.analyzers.nccl.reader import own_logs, read_logs, recorded_ranks
 from ppdiag.analyzers.nccl.transports import transports_of
 from ppdiag.analyzers.sources import rank_state
 from ppdiag.analyzers.sources.device_words import DeviceWords, move_posts
+from ppdiag.analyzers.sources.run_files import FileBytes, damage, latest_files, read_lines
 from ppdiag.analyzers.validation import MOST_RANKS, plausible, whole, whole_or_none
 from ppdiag.errors import BadRecord, NotARun, NothingRecorded, VersionMismatch
 from ppdiag.model import FORMAT_VERSION
@@ -24,10 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from ppdiag.analyzers.nccl.model import NcclReport
     from ppdiag.analyzers.sources import Progress
 
-MAX_WORDS_BYTES = 64 << 20
-"""Bound on a rank's table of words; more is not ours."""
 MOST_GROUPS = 1 << 15
 """A span names its group in 16 bits."""
 PROBE = ("t0", "t1", "t2", "t3")
@@ -57,7 +58,8 @@ class RunDirectory:
             NothingRecorded: no rank left a record.
             BadRecord, VersionMismatch: no rank's record could be read.
         """
-        files, warnings = _latest_files(paths)
+        files, warnings = latest_files(paths)
+        warnings += [line for path in paths for line in damage(path)]
         if not files:
             raise NothingRecorded(f"{', '.join(map(str, paths))}: no rank ever wrote a record into this run directory")
         ranks, failures = [], []
@@ -74,31 +76,8 @@ class RunDirectory:
         warnings += [*mixed, *map(str, failures)]
         ended = {rank_state.ended_host(path) for path in paths}
         trace = _assemble(ranks, source=", ".join(map(str, paths)), ended=ended, warnings=warnings)
-        return replace(trace, transports=_transports(paths))
-
-
-def _latest_files(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
-    """The span file of the last start of each rank.
-
-    Raises:
-        NotARun: two directories hold the same rank: they are of two jobs.
-    """
-    starts: dict[int, list[tuple[int, Path]]] = defaultdict(list)
-    for directory in dict.fromkeys(path.resolve() for path in paths):
-        for path in sorted(directory.iterdir()):
-            name = parse_rank_file_name(path.name)
-            if name is None or name.suffix != "spans":
-                continue
-            starts[name.rank].append((name.start, path))
-            if starts[name.rank][0][1].parent != path.parent:
-                raise NotARun(
-                    f"{starts[name.rank][0][1].parent} and {path.parent} both hold rank {name.rank}: several "
-                    "directories are read together where each machine of a job wrote its own; name one job at a time"
-                )
-    latest = {rank: max(found)[1] for rank, found in starts.items()}
-    most = max((len(found) for found in starts.values()), default=1)
-    warnings = [f"ranks were started up to {most} times in this directory; only the last start of each is shown"]
-    return latest, warnings if most > 1 else []
+        report = _nccl_report(paths)
+        return replace(trace, transports=transports_of(report), nccl=digest_of(report)) if report else trace
 
 
 def _of_the_newest_job(ranks: list[_Rank]) -> tuple[list[_Rank], list[str]]:
@@ -111,16 +90,16 @@ def _of_the_newest_job(ranks: list[_Rank]) -> tuple[list[_Rank], list[str]]:
     return kept, [warning] if others else []
 
 
-def _transports(paths: Sequence[Path]) -> tuple[dict[str, Any], ...]:
-    """What the logs of NCCL in the run directories say of its connections; nothing where there are none."""
+def _nccl_report(paths: Sequence[Path]) -> NcclReport | None:
+    """What the logs of NCCL in the run directories say; None where there are none."""
     logs = [log for path in paths for log in own_logs(path)]
     if not logs:
-        return ()
+        return None
     ranks, world_size = recorded_ranks(paths)
     try:
-        return transports_of(read_logs(logs, ranks=ranks or {}, world_size=world_size))
+        return read_logs(logs, ranks=ranks or {}, world_size=world_size)
     except (BadRecord, NotARun):
-        return ()
+        return None
 
 
 class _Rank:
@@ -141,16 +120,12 @@ class _Rank:
 
 
 def _read_rank(rank: int, path: Path) -> _Rank:
-    data = path.read_bytes()
-    header, offset = _read_header(data, path)
-    dtype = np.dtype([(name, kind) for name, kind in header["fields"]])
-    payloads, lost = [], 0
-    for payload, lost_bytes in decode_blocks(data, offset, dtype.itemsize):
-        payloads.append(payload)
-        lost += lost_bytes
-    spans = _to_spans(np.frombuffer(b"".join(payloads), dtype), rank)
+    with path.open("rb") as stream:
+        data = FileBytes(stream)
+        header, offset = _read_header(data, path)
+        spans, lost = _read_spans(data, offset, rank, np.dtype([(name, kind) for name, kind in header["fields"]]))
     kept = plausible(spans)
-    found = _Rank(rank, header, spans[kept])
+    found = _Rank(rank, header, spans if kept.all() else spans[kept])
     move_posts(found.spans)
     if not kept.all():
         found.warnings.append(f"{path.name}: {int((~kept).sum())} spans with impossible values were left out")
@@ -158,15 +133,31 @@ def _read_rank(rank: int, path: Path) -> _Rank:
         found.warnings.append(f"{path.name}: {lost} bytes of torn or damaged records were left out")
     _read_words(path.with_suffix(".jsonl"), found)
     found.state = rank_state.read(path.with_suffix(".state"))
+    if found.state == rank_state.UNKNOWN:
+        name = path.with_suffix(".state").name
+        found.warnings.append(f"{name}: missing or damaged, so that it is unknown how rank {rank} ended")
     return found
 
 
-def _read_header(data: bytes, path: Path) -> tuple[dict[str, Any], int]:
-    if not data.startswith(SPAN_MAGIC):
+def _read_spans(data: FileBytes, offset: int, rank: int, dtype: np.dtype[Any]) -> tuple[np.ndarray, int]:
+    """The spans of a file, and how many bytes of it are lost; no more is held than the spans and one block."""
+    spans = np.zeros((len(data) - offset) // dtype.itemsize, SPAN_DTYPE)
+    count = lost = 0
+    for payload, lost_bytes in decode_blocks(data, offset, dtype.itemsize):
+        lost += lost_bytes
+        records = np.frombuffer(payload, dtype)
+        _fill(spans[count : count + len(records)], records, rank)
+        count += len(records)
+    return spans[:count], lost
+
+
+def _read_header(data: FileBytes, path: Path) -> tuple[dict[str, Any], int]:
+    head = data[: len(SPAN_MAGIC) + MAX_HEADER_BYTES]
+    if not head.startswith(SPAN_MAGIC):
         raise BadRecord(f"{path}: expected a span file of ppdiag, found other bytes at its beginning")
-    end = data.find(b"\n", len(SPAN_MAGIC), len(SPAN_MAGIC) + MAX_HEADER_BYTES)
+    end = head.find(b"\n", len(SPAN_MAGIC))
     try:
-        header = json.loads(data[len(SPAN_MAGIC) : end]) if end > 0 else None
+        header = json.loads(head[len(SPAN_MAGIC) : end]) if end > 0 else None
         version = header["version"] if header else None
     except (ValueError, KeyError, TypeError, RecursionError):
         header, version = None, None
@@ -193,8 +184,7 @@ def _fields_are_known(described: object) -> bool:
     return wanted <= set(dtype.names or ()) and integers and dtype.itemsize <= 1024
 
 
-def _to_spans(records: np.ndarray, rank: int) -> np.ndarray:
-    spans = np.zeros(len(records), SPAN_DTYPE)
+def _fill(spans: np.ndarray, records: np.ndarray, rank: int) -> None:
     spans["rank"] = rank
     for name in records.dtype.names or ():
         if name in (SPAN_DTYPE.names or ()):
@@ -203,7 +193,6 @@ def _to_spans(records: np.ndarray, rank: int) -> np.ndarray:
     if LAUNCH in (records.dtype.names or ()):
         lead_ns = 1e6 * np.nan_to_num(records[LAUNCH].astype(np.float64), posinf=0.0, neginf=0.0)
         spans["launch_ns"] -= np.rint(lead_ns).astype(np.int64)
-    return spans
 
 
 def _read_words(path: Path, found: _Rank) -> None:
@@ -212,13 +201,16 @@ def _read_words(path: Path, found: _Rank) -> None:
             f"{path.name}: missing, so that facts and process groups of rank {found.rank} are unknown"
         )
         return
-    with path.open("rb") as stream:
-        for line in stream.read(MAX_WORDS_BYTES).splitlines():
-            try:
-                word = json.loads(line)
-                _take_word(word, found)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue  # the last line of a killed rank may be torn
+    words, damaged = read_lines(path)
+    found.warnings += damaged
+    wrong = 0
+    for word in words:
+        try:
+            _take_word(word, found)
+        except (ValueError, KeyError, TypeError):
+            wrong += 1
+    if wrong:
+        found.warnings.append(f"{path.name}: {wrong} lines with missing or impossible values were left out")
 
 
 def _take_word(word: dict[str, Any], found: _Rank) -> None:
@@ -318,6 +310,7 @@ def _rank_facts(rank: _Rank, *, ended: set[str | None]) -> RankFacts:
         ),
         inside=rank.state.inside,
         inside_s=rank.state.inside_s,
+        waiting=rank.state.waiting,
         last_seen_ns=max(last_span, rank.state.heartbeat_ns),
         faults=tuple(rank.faults),
     )

@@ -12,6 +12,7 @@ from ppdiag.rundir import (
     STATE_MAGIC,
     STATE_OFFSET,
     STATE_SIZE,
+    STATE_TAG,
     encode_block,
     encode_header,
     rank_file_name,
@@ -62,10 +63,10 @@ def write_words(path: Path, words: list[dict[str, Any]]) -> None:
 
 
 def write_state(
-    path: Path, *, status: int = RankStatus.RUNNING, kind: Kind | int = 0, peer: int = -1, microbatch: int = -1
+    path: Path, *, status: int = RankStatus.RUNNING, kind: Kind | int = 0, peer: int = -1, microbatch: int = -1, tag=0
 ) -> None:
     """A state slot; ``kind`` is the op that the rank is inside of."""
-    slot = STATE.pack(5_000, 4_000, 4_000, 1024, 7, 3, peer, microbatch, 1, 0, 0, kind, status)
+    slot = STATE.pack(5_000, 4_000, 4_000, 1024, 7, 3, peer, microbatch, 1, 0, 0, kind, status) + STATE_TAG.pack(tag)
     path.write_bytes((STATE_MAGIC.ljust(STATE_OFFSET, b"\0") + slot).ljust(STATE_SIZE, b"\0"))
 
 

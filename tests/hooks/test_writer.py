@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks.recorder import Recorder, compute_tail, with_flag
 from ppdiag.hooks.writer import Writer, clamp
 from ppdiag.model import NONE, SPAN_FIELDS, SPAN_STRUCT, Flag, Kind, RankStatus
-from ppdiag.rundir import BLOCK_HEADER, SPAN_MAGIC, STATE, STATE_MAGIC, STATE_OFFSET, STATE_SIZE, decode_blocks
+from ppdiag.rundir import (
+    BLOCK_HEADER,
+    SPAN_MAGIC,
+    STATE,
+    STATE_MAGIC,
+    STATE_OFFSET,
+    STATE_SIZE,
+    STATE_TAG,
+    STATE_TAG_OFFSET,
+    decode_blocks,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +149,7 @@ def test_the_state_slot_holds_the_op_the_rank_is_inside_of_and_its_last_status(t
     writer.flush()
     data = (tmp_path / "rank00007-0.state").read_bytes()
     heartbeat_ns, *rest = STATE.unpack_from(data, STATE_OFFSET)
+    assert STATE_TAG.unpack_from(data, STATE_TAG_OFFSET) == (8,)
     assert data.startswith(STATE_MAGIC)
     assert len(data) == STATE_SIZE
     assert heartbeat_ns > 0

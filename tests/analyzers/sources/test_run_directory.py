@@ -18,6 +18,7 @@ from ppdiag.analyzers.sources import read_trace
 from ppdiag.errors import BadRecord, NotARun, NothingRecorded, PathNotFound, PpdiagError, VersionMismatch
 from ppdiag.model import SPAN_FIELDS, Flag, Kind, RankStatus
 from ppdiag.rundir import BLOCK_HEADER, BLOCK_MAGIC, RUN_FILE, encode_block, encode_header
+from ppdiag.trace import Waiting
 from tests.analyzers.factory import Pipeline
 from tests.analyzers.runs import blocks, header_bytes, write_run, write_spans, write_state, write_words
 
@@ -237,6 +238,16 @@ def test_a_rank_that_died_inside_an_op_is_named(tmp_path: Path) -> None:
     warnings = " ".join(diagnose(read_trace([tmp_path])).warnings)
     assert "rank 1 ended with an exception, inside the wait for a receive" in warnings
     assert "the wait for a receive from rank 0 (message 3, 1024 bytes) of microbatch 1 of stage 1 in step 7" in warnings
+
+
+@pytest.mark.parametrize(("tag", "words"), [(0, "(message 3, 1024 bytes)"), (12, "(message 3, tag 12, 1024 bytes)")])
+def test_a_wait_for_a_message_is_known_with_its_tag(tmp_path: Path, tag: int, words: str) -> None:
+    write_run(tmp_path, small())
+    write_state(tmp_path / "rank00001-0.state", kind=Kind.SEND, peer=0, tag=tag)
+    facts = read_trace([tmp_path]).ranks[1]
+    assert words in facts.inside
+    assert facts.waiting == Waiting(is_send=True, peer=0, seq=3, tag=tag, size_bytes=1024, step=7)
+    assert read_trace([tmp_path]).ranks[0].waiting is None
 
 
 HOSTILE_WORDS = [
