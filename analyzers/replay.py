@@ -4,16 +4,19 @@ A *world* is a choice of durations: host time of each rank kept or zero, transfe
 measured or some other. Each value of the pass is a numpy vector over (world x step); the graph is walked once, level
 by level (a max-plus recurrence).
 
-Where a step begins on a rank depends on how the step before ended there, so that the pass is repeated with the ends of
-each step as the start of the next until the starts settle: what a world does to one step reaches the next.
+Where a step begins on a rank depends on how the step before ended there, so that the walk is repeated with the ends of
+each step as the start of the next until the starts settle: what a world does to one step reaches the next. Only those
+worlds and steps are walked again in which a moved start binds a join; in most, ranks start long before their first
+message comes.
 
-Shape letters: R ranks, N events, J joins, E edges, K steps, W worlds, L links.
+Shape letters: R ranks, N events, J joins, E edges (S of them from a rank's start), K steps, W worlds, L links, F rows
+of times.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,10 +25,8 @@ from ppdiag.analyzers.graph import START, Graph
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BLOCK_BYTES = 128 << 20
-"""Bound on the edge weights held at once: more steps are replayed block by block."""
-MOST_KEPT_BYTES = 256 << 20
-"""Times of edges up to this size are kept from one pass to the next; larger ones are computed again in each."""
+BLOCK_BYTES = 192 << 20
+"""Bound on the times of edges and joins held at once: more steps are replayed block by block."""
 BARRED_S = 1e12
 """An edge this early binds nobody."""
 MOST_PASSES = 6
@@ -64,18 +65,15 @@ class Replay:
 
 def replay(graph: Graph, worlds: Sequence[World], *, keep_joins: bool = False) -> Replay:
     """The step times of all worlds; the first world must keep everything (it anchors the starts)."""
-    shape = (len(worlds), len(graph.steps_K))
-    start_RWK = np.repeat(graph.start_RK[:, None, :], len(worlds), axis=1)
-    weights = _Weights(graph, worlds)
-    duration_WK, join_JWK = np.empty(shape), None
-    for _ in range(MOST_PASSES):
-        join_JWK, end_RWK, duration_WK = _pass(graph, weights, start_RWK, keep_joins=keep_joins)
-        settled = _next_starts(graph, end_RWK, duration_WK)
-        moved = np.abs(settled - start_RWK).max(initial=0.0)
-        start_RWK = settled
-        if moved <= SETTLED_FRACTION * duration_WK.max(initial=0.0):
+    walk = Walk(graph, worlds, keep_joins=keep_joins)
+    walk.again(walk.start_RWK, np.ones(walk.start_RWK.shape[1:], bool))
+    for _ in range(MOST_PASSES - 1):
+        start_RWK = _next_starts(graph, walk.end_RWK, walk.duration_WK)
+        bound_WK = walk.bound_by(start_RWK)
+        if not bound_WK.any():
             break
-    return Replay(duration_WK, join_JWK)
+        walk.again(start_RWK, bound_WK)
+    return Replay(walk.duration_WK, walk.join_JWK)
 
 
 def _next_starts(graph: Graph, end_RWK: np.ndarray, duration_WK: np.ndarray) -> np.ndarray:
@@ -94,106 +92,149 @@ def _next_starts(graph: Graph, end_RWK: np.ndarray, duration_WK: np.ndarray) -> 
     return starts - zero_WK
 
 
-def _pass(
-    graph: Graph, weights: _Weights, start_RWK: np.ndarray, *, keep_joins: bool
-) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    _, worlds, steps = start_RWK.shape
-    end_RWK = np.empty_like(start_RWK)
-    kept = np.empty((len(graph.joins_J), worlds, steps)) if keep_joins else None
-    for part in weights.blocks:
-        weight, time = weights.of(part)
-        time[graph.start_joins] = start_RWK[:, :, part]
-        _walk(graph, weight, time)
-        end_RWK[:, :, part] = time[graph.end_joins]
-        if kept is not None:
-            kept[:, :, part] = time
-    duration_WK = end_RWK[graph.sources].min(axis=0) - start_RWK[graph.sources].min(axis=0)
-    return kept, end_RWK, duration_WK
+class Walk:
+    """Longest paths through a graph in many worlds, for given starts; walked again where other starts change them.
 
-
-def _walk(graph: Graph, weight: np.ndarray, time: np.ndarray) -> None:
-    """Fills ``time`` (J x W x K), whose starts are set, by the longest path; ``weight`` (E x W x K) is consumed."""
-    joins, edges = len(time), len(weight)
-    time, weight = time.reshape(joins, -1), weight.reshape(edges, -1)
-    new = np.flatnonzero(np.diff(graph.dst_E, prepend=-1))  # first edge of each join; edges of a join are adjacent
-    bounds = np.searchsorted(new, graph.level_starts)
-    starts = graph.level_starts.tolist()
-    for level in range(len(starts) - 1):
-        edges_here = slice(starts[level], starts[level + 1])
-        joins_here = new[bounds[level] : bounds[level + 1]]
-        reached = weight[edges_here]
-        reached += time[graph.src_E[edges_here]]
-        time[graph.dst_E[joins_here]] = np.maximum.reduceat(reached, joins_here - edges_here.start, axis=0)
-
-
-class _Weights:
-    """What each edge adds in each world: a small matrix product an edge, factors (W x F) times times (F x K).
-
-    The rows of times are host time, work in each of its variants, the excess of inferred messages where there is any,
-    transfer, and what every world keeps; a last row is what bars an edge: a send's wait where transfers are free.
+    Attributes:
+        start_RWK: the starts with which each world and step was walked; at first the measured ones.
+        end_RWK: when each rank ended.
+        join_JWK: when each join was passed; None unless asked for.
     """
 
-    def __init__(self, graph: Graph, worlds: Sequence[World]) -> None:
+    def __init__(self, graph: Graph, worlds: Sequence[World], *, keep_joins: bool = False) -> None:
         self.graph = graph
-        works = {id(world.work_NK): world.work_NK for world in worlds}
-        self.sums_NK = [np.cumsum(graph.host_NK, axis=0)]
-        self.sums_NK += [np.cumsum(graph.work_NK if work is None else work, axis=0) for work in works.values()]
-        rows = len(self.sums_NK) + (graph.excess_EK is not None)
-        self.factor_EWF = np.zeros((len(graph.src_E), len(worlds), rows + 3))
-        rank_E = graph.rank_N[graph.last_E]
-        for w, world in enumerate(worlds):
-            factor = self.factor_EWF[:, w]
-            factor[:, 0] = 1.0 if world.host_R is None else world.host_R[rank_E]
-            factor[:, 1 + list(works).index(id(world.work_NK))] = 1.0
-            # CHAIN is -1: the appended 1
-            transfer_E = 1.0 if world.transfer_L is None else np.append(world.transfer_L, 1.0)[graph.link_E]
-            if graph.excess_EK is not None:
-                factor[:, -4] = transfer_E if world.work_NK is None else 0.0
-            factor[:, -3] = transfer_E
-            factor[:, -2] = 1.0
-            factor[:, -1] = graph.optional_E & (transfer_E == 0.0)
-        steps = len(graph.steps_K)
-        edge_bytes = 8 * (self.factor_EWF.shape[1] + self.factor_EWF.shape[2])
-        block = min(steps, max(1, BLOCK_BYTES // max(1, edge_bytes * len(graph.src_E))))
-        self.blocks = [slice(first, min(first + block, steps)) for first in range(0, steps, block)]
-        self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._keep = 8 * self.factor_EWF.shape[2] * len(graph.src_E) * steps <= MOST_KEPT_BYTES
-        self._times: dict[int, np.ndarray] = {}
+        self.start_RWK = np.repeat(graph.start_RK[:, None, :], len(worlds), axis=1)
+        self.end_RWK = np.empty_like(self.start_RWK)
+        shape = self.start_RWK.shape[1:]
+        self.join_JWK = np.empty((len(graph.joins_J), *shape)) if keep_joins else None
+        variants = {id(world.work_NK): world.work_NK for world in worlds}
+        self._works = [graph.work_NK if work is None else work for work in variants.values()]
+        self._factor_EWF = _factors(graph, worlds, list(variants))
+        rank_of_join = np.full(len(graph.joins_J), -1)
+        rank_of_join[graph.start_joins] = np.arange(len(graph.ranks_R))
+        self._first_S = np.flatnonzero(rank_of_join[graph.src_E] >= 0)
+        self._rank_S = rank_of_join[graph.src_E[self._first_S]]
+        self._weight_SWK = np.empty((len(self._first_S), *shape))
+        self._passed_SWK = np.empty_like(self._weight_SWK)
+        self._levels = _levels(graph)
 
-    def of(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The weights of a block of steps (E x W x K), and room for the times of its joins (J x W x K).
+    @property
+    def duration_WK(self) -> np.ndarray:
+        """Length of each step in each world."""
+        sources = self.graph.sources
+        return self.end_RWK[sources].min(axis=0) - self.graph.start_RK[sources].min(axis=0)
 
-        Both are reused by the next block of the same length: fresh memory costs more than the arithmetic.
-        """
-        edges, worlds, rows = self.factor_EWF.shape
-        steps = part.stop - part.start
-        if steps not in self._buffers:
-            joins = len(self.graph.joins_J)
-            self._buffers[steps] = np.empty((edges, worlds, steps)), np.empty((joins, worlds, steps))
-        key = part.start if self._keep else -steps
-        if part.start not in self._times:
-            times = self._times.setdefault(key, np.empty((edges, rows, steps)))
-            self._fill_times(part, times)
-        weight, time = self._buffers[steps]
-        np.matmul(self.factor_EWF, self._times[key], out=weight)
-        return weight, time
+    def bound_by(self, start_RWK: np.ndarray) -> np.ndarray:
+        """Mask of the worlds and steps in which these starts pass some join at another time than those walked with."""
+        if not len(self._first_S):
+            return np.zeros(start_RWK.shape[1:], bool)
+        settled = SETTLED_FRACTION * self.duration_WK.max(initial=0.0)
+        old = self.start_RWK[self._rank_S] + self._weight_SWK
+        new = start_RWK[self._rank_S] + self._weight_SWK
+        later = new > self._passed_SWK + settled
+        earlier = (old >= self._passed_SWK - settled) & (new < old - settled)
+        return np.asarray((later | earlier).any(axis=0))
 
-    def _fill_times(self, part: slice, times: np.ndarray) -> None:
+    def again(self, start_RWK: np.ndarray, chosen_WK: np.ndarray) -> None:
+        """Walks from these starts, in all worlds and steps that have one chosen."""
+        worlds, steps = np.flatnonzero(chosen_WK.any(axis=1)), np.flatnonzero(chosen_WK.any(axis=0))
+        factor_EWF = self._factor_EWF if len(worlds) == len(chosen_WK) else self._factor_EWF[:, worlds]
+        rows = factor_EWF.shape[2]
+        step_bytes = 8 * (rows * len(factor_EWF) + len(worlds) * len(self.graph.joins_J))
+        blocks = np.array_split(steps, -(-len(steps) // max(1, BLOCK_BYTES // max(1, step_bytes))))
+        room = None
+        for block in blocks:
+            if room is None or room.steps != len(block):
+                room = _Room(self.graph, worlds=len(worlds), rows=rows, steps=len(block))
+            self._walk(room, factor_EWF, start_RWK, (slice(None), worlds[:, None], block))
+
+    def _walk(self, room: _Room, factor_EWF: np.ndarray, start_RWK: np.ndarray, place: tuple[Any, ...]) -> None:
+        """Walks one block of worlds and steps (``place``: all, worlds, steps), level by level."""
+        graph, time_JWK = self.graph, room.time_JWK
+        self._fill_times(room, place[2])
+        time_JWK[graph.start_joins] = start_RWK[place]
+        time = time_JWK.reshape(len(time_JWK), -1)
+        for first, last, new in self._levels:
+            reached_EWK = room.reached_EWK[: last - first]
+            np.matmul(factor_EWF[first:last], room.times_EFK[first:last], out=reached_EWK)
+            reached, before = reached_EWK.reshape(last - first, -1), room.before[: last - first]
+            time.take(graph.src_E[first:last], axis=0, out=before, mode="clip")  # "raise" would copy
+            reached += before
+            time[graph.dst_E[new]] = np.maximum.reduceat(reached, new - first, axis=0)
+        self.start_RWK[place] = start_RWK[place]
+        self.end_RWK[place] = time_JWK[graph.end_joins]
+        self._weight_SWK[place] = factor_EWF[self._first_S] @ room.times_EFK[self._first_S]
+        self._passed_SWK[place] = time_JWK[graph.dst_E[self._first_S]]
+        if self.join_JWK is not None:
+            self.join_JWK[place] = time_JWK
+
+    def _fill_times(self, room: _Room, steps: np.ndarray) -> None:
         """The rows of times of each edge (E x F x K).
 
         A negative transfer is an error of the clocks, not a transfer: every world keeps it.
         """
-        graph = self.graph
-        for row, sums_NK in enumerate(self.sums_NK):
-            sums = np.ascontiguousarray(sums_NK[:, part])
-            np.subtract(sums.take(graph.last_E, axis=0), sums.take(graph.first_E, axis=0), out=times[:, row])
-        transfer_EK = np.maximum(graph.transfer_EK[:, part], -BARRED_S)
-        np.maximum(transfer_EK, 0.0, out=times[:, -3])
-        np.minimum(transfer_EK, 0.0, out=times[:, -2])
+        graph, times = self.graph, room.times_EFK
+        for row, time_NK in enumerate((graph.host_NK, *self._works)):
+            time_NK.take(steps, axis=1, out=room.sums_NK, mode="clip")
+            np.cumsum(room.sums_NK, axis=0, out=room.sums_NK)
+            room.sums_NK.take(graph.last_E, axis=0, out=room.until_EK, mode="clip")
+            room.sums_NK.take(graph.first_E, axis=0, out=room.since_EK, mode="clip")
+            np.subtract(room.until_EK, room.since_EK, out=times[:, row])
+        graph.transfer_EK.take(steps, axis=1, out=room.until_EK, mode="clip")
+        np.maximum(room.until_EK, -BARRED_S, out=room.until_EK)
+        np.maximum(room.until_EK, 0.0, out=times[:, -3])
+        np.minimum(room.until_EK, 0.0, out=times[:, -2])
         times[:, -1] = -BARRED_S
         if graph.excess_EK is not None:
-            times[:, -4] = graph.excess_EK[:, part]
+            graph.excess_EK.take(steps, axis=1, out=room.until_EK, mode="clip")
+            times[:, -4] = room.until_EK
             times[:, -3] -= times[:, -4]
+
+
+def _levels(graph: Graph) -> list[tuple[int, int, np.ndarray]]:
+    """For each level its first edge, the end of its edges, and the first edge of each of its joins."""
+    new = np.flatnonzero(np.diff(graph.dst_E, prepend=-1))  # edges of a join are adjacent
+    bounds = graph.level_starts.tolist()
+    joins = np.split(new, np.searchsorted(new, bounds[1:-1]))
+    return list(zip(bounds[:-1], bounds[1:], joins, strict=True))
+
+
+def _factors(graph: Graph, worlds: Sequence[World], variants: Sequence[int]) -> np.ndarray:
+    """What each edge adds in each world is a small product: factors (W x F) times rows of times (F x K).
+
+    The rows of times are host time, work in each of its variants (``id`` of their arrays), the excess of inferred
+    messages where there is any, transfer, and what every world keeps; a last row is what bars an edge: a send's wait
+    where transfers are free.
+    """
+    rows = 1 + len(variants) + (graph.excess_EK is not None)
+    factor_EWF = np.zeros((len(graph.src_E), len(worlds), rows + 3))
+    rank_E = graph.rank_N[graph.last_E]
+    for w, world in enumerate(worlds):
+        factor = factor_EWF[:, w]
+        factor[:, 0] = 1.0 if world.host_R is None else world.host_R[rank_E]
+        factor[:, 1 + variants.index(id(world.work_NK))] = 1.0
+        # CHAIN is -1: the appended 1
+        transfer_E = 1.0 if world.transfer_L is None else np.append(world.transfer_L, 1.0)[graph.link_E]
+        if graph.excess_EK is not None:
+            factor[:, -4] = transfer_E if world.work_NK is None else 0.0
+        factor[:, -3] = transfer_E
+        factor[:, -2] = 1.0
+        factor[:, -1] = graph.optional_E & (transfer_E == 0.0)
+    return factor_EWF
+
+
+class _Room:
+    """Arrays that a walk fills again and again: fresh memory costs more than the arithmetic."""
+
+    def __init__(self, graph: Graph, *, worlds: int, rows: int, steps: int) -> None:
+        edges, events, joins = len(graph.src_E), len(graph.rank_N), len(graph.joins_J)
+        widest = int(np.diff(graph.level_starts).max(initial=0))
+        self.steps = steps
+        self.times_EFK = np.empty((edges, rows, steps))
+        self.sums_NK = np.empty((events, steps))
+        self.until_EK, self.since_EK = np.empty((edges, steps)), np.empty((edges, steps))
+        self.time_JWK = np.empty((joins, worlds, steps))
+        self.reached_EWK, self.before = np.empty((widest, worlds, steps)), np.empty((widest, worlds * steps))
 
 
 def event_times(graph: Graph, world: World, join_JK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -60,7 +60,8 @@ def share_out(graph: Graph, busy_K: np.ndarray) -> Shares:
         graph: a structure and its steps.
         busy_K: measured mean busy time of the ranks in each step, in seconds.
     """
-    worlds = [eight_worlds(graph)[choice] for choice in CHOICES]
+    eight = eight_worlds(graph)
+    worlds = [eight[choice] for choice in CHOICES]
     single = {name: World(work_NK=work) for name, work in equalised_work(graph).items()}
     duration_WK = replay(graph, [*worlds, *single.values()]).duration_WK
     time = dict(zip(CHOICES, duration_WK, strict=False))

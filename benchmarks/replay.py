@@ -22,9 +22,9 @@ from factory import Pipeline
 
 from ppdiag.analyzers import graph as step_graph
 from ppdiag.analyzers import program as rank_program
-from ppdiag.analyzers import replay as engine
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.program import COMPUTE, POST
+from ppdiag.analyzers.replay import Walk, replay
 from ppdiag.analyzers.shape import label
 from ppdiag.analyzers.steps import find_steps
 from ppdiag.analyzers.why import CHOICES, eight_worlds
@@ -62,18 +62,19 @@ def cpu_seconds(function: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Prints the speed of one pass (best of three), and of a whole replay (passes until the starts settle)."""
+    """Prints the speed of one pass, and of a whole replay until the starts settle: best of three."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("ranks", 16), ("chunks", 4), ("microbatches", 128), ("steps", 100)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     graph = graph_of(args.ranks, args.chunks, args.microbatches, args.steps)
     operations = int((graph.what_N == COMPUTE).sum() + (graph.what_N == POST).sum())
-    worlds = [eight_worlds(graph)[choice] for choice in CHOICES]
-    weights = engine._Weights(graph, worlds)
-    start = np.repeat(graph.start_RK[:, None, :], len(worlds), axis=1)
-    one_pass = min(cpu_seconds(lambda: engine._pass(graph, weights, start, keep_joins=False)) for _ in range(3))
-    whole = cpu_seconds(lambda: engine.replay(graph, worlds))
+    eight = eight_worlds(graph)
+    worlds = [eight[choice] for choice in CHOICES]
+    walk = Walk(graph, worlds)
+    every = np.ones((len(worlds), args.steps), bool)
+    one_pass = min(cpu_seconds(lambda: walk.again(walk.start_RWK, every)) for _ in range(3))
+    whole = min(cpu_seconds(lambda: replay(graph, worlds)) for _ in range(3))
     total = operations * len(worlds) * args.steps
     print(f"P={args.ranks} V={args.chunks} M={args.microbatches}: {operations} operations, {len(graph.src_E)} edges")
     print(

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppdiag.analyzers import program as rank_program
-from ppdiag.analyzers import replay as engine
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.graph import START, Graph, build_graphs
 from ppdiag.analyzers.program import COMPUTE
-from ppdiag.analyzers.replay import World, replay
+from ppdiag.analyzers.replay import Walk, World, replay
 from ppdiag.analyzers.shape import label
 from ppdiag.analyzers.steps import find_steps
 from ppdiag.analyzers.why import CHOICES, eight_worlds
@@ -49,10 +48,10 @@ def test_the_walk_finds_the_longest_path(pipeline: Pipeline, choice: tuple[bool,
 
 def replay_once(graph: Graph, world: World) -> np.ndarray:
     """When each join is passed in the first step, the ranks starting as measured."""
-    weights = engine._Weights(graph, [world])
-    kept, _, _ = engine._pass(graph, weights, graph.start_RK[:, None, :], keep_joins=True)
-    assert kept is not None
-    return kept[:, 0, 0]
+    walk = Walk(graph, [world], keep_joins=True)
+    walk.again(graph.start_RK[:, None, :], np.ones((1, len(graph.steps_K)), bool))
+    assert walk.join_JWK is not None
+    return walk.join_JWK[:, 0, 0]
 
 
 def longest_paths(graph: Graph, world: World) -> list[float]:
