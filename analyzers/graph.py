@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ppdiag.analyzers.edges import CyclicOrder, Edges, excess, levels
 from ppdiag.analyzers.messages import MISSING, number_rows
 from ppdiag.analyzers.program import COMPUTE, POST, WAIT, Program
+from ppdiag.analyzers.step_blocks import Positions, positions_of, signature
 from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ppdiag.analyzers.steps import Steps
 
 START, END = 3, 4
 """``what`` of the events that stand for a rank's first and last moment of a step."""
 RETURNED_AT_ONCE_S = 100e-6
 """A wait shorter than this did not block: it is the cost of the call on a busy machine (tens of us were measured)."""
-CHAIN = -1
-"""``link`` of an edge that is no message."""
 
 
 class Link(NamedTuple):
@@ -58,7 +56,7 @@ class Graph:
         joins_J: event of each join; ``MISSING`` for the meeting point of a collective.
         src_E, dst_E: joins; edges are sorted by the level of ``dst``, then ``dst``.
         first_E, last_E: events between which the edge adds up (exclusive of ``first``, inclusive of ``last``).
-        link_E: index in ``links``, or ``CHAIN``.
+        link_E: index in ``links``, or ``edges.CHAIN`` where the edge is no message.
         optional_E: a send's wait for its receiver, which does not exist where transfers are free.
         transfer_EK: time of the message in seconds; -inf where it bound nobody.
         level_starts: bounds of the levels in the edges.
@@ -103,29 +101,15 @@ class Graph:
         return self.join_N[self.what_N == END]
 
 
-class CyclicOrder(Exception):
-    """The messages of a step contradict the order of its ops: the record is inconsistent."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Positions:
-    """For each event of a program, positions of other events within the block of the same step, else ``MISSING``."""
-
-    own_post: np.ndarray
-    partner_post: np.ndarray
-    collective: np.ndarray
-    """Position of the first post of the collective."""
-
-
 def build_graphs(program: Program, steps: Steps) -> tuple[list[Graph], int]:
     """One graph for each structure among the analysed steps, largest first; and the steps that had to be left out."""
     events = program.events
     lo = np.searchsorted(events["step"], steps.kept, "left")
     hi = np.searchsorted(events["step"], steps.kept, "right")
-    positions = _positions(program, lo, hi)
+    positions = positions_of(program, lo, hi)
     groups: dict[bytes, list[int]] = {}
     for k in range(len(steps.kept)):
-        groups.setdefault(_signature(program, positions, slice(lo[k], hi[k])), []).append(k)
+        groups.setdefault(signature(program, positions, slice(lo[k], hi[k])), []).append(k)
     graphs, left_out = [], 0
     for members in sorted(groups.values(), key=len, reverse=True):
         try:
@@ -137,45 +121,11 @@ def build_graphs(program: Program, steps: Steps) -> tuple[list[Graph], int]:
     return graphs, left_out
 
 
-def _positions(program: Program, lo: np.ndarray, hi: np.ndarray) -> _Positions:
-    events, messages = program.events, program.messages
-    index = np.arange(len(events))
-    block_of = np.searchsorted(lo, index, "right") - 1
-    inside = (block_of >= 0) & (index < hi[block_of])
-    base = np.where(inside, lo[block_of], 0)
-    limit = np.where(inside, hi[block_of], 0)
-    posts = np.flatnonzero(events["what"] == POST)
-    post_of_span = np.full(len(program.trace.spans) + 1, MISSING, np.int64)
-    post_of_span[events["span"][posts]] = posts
-
-    def within_block(event: np.ndarray) -> np.ndarray:
-        return np.where((event >= base) & (event < limit), event - base, MISSING)
-
-    message = events["what"] != COMPUTE
-    own = np.where(message, post_of_span[events["span"]], MISSING)
-    partner = np.where(message, post_of_span[messages.partner[events["span"]]], MISSING)
-    number = messages.collective[events["span"]]
-    first_post = np.full(int(messages.collective.max(initial=-1)) + 2, len(events), np.int64)
-    np.minimum.at(first_post, number[posts], posts)
-    collective = np.where(message & (number >= 0), first_post[number], MISSING)
-    return _Positions(within_block(own), within_block(partner), within_block(collective))
-
-
-def _signature(program: Program, positions: _Positions, block: slice) -> bytes:
-    """Equal for steps of the same ops, messages and order."""
-    events = program.events[block]
-    spans = program.trace.spans[events["span"]]
-    columns = [events["rank"], events["what"]]
-    columns += [spans[name] for name in ("kind", "op", "stage", "microbatch", "peer", "group")]
-    columns += [positions.own_post[block], positions.partner_post[block], positions.collective[block]]
-    return np.stack([column.astype(np.int64) for column in columns]).tobytes()
-
-
 class _Builder:
     """Builds the graph of the steps ``members`` (indices into ``steps.kept``), whose blocks have the same structure."""
 
     def __init__(
-        self, program: Program, positions: _Positions, steps: Steps, *, members: np.ndarray, blocks_2K: np.ndarray
+        self, program: Program, positions: Positions, steps: Steps, *, members: np.ndarray, blocks_2K: np.ndarray
     ) -> None:
         lo, hi = blocks_2K
         self.program = program
@@ -268,8 +218,8 @@ class _Builder:
         self._number_joins()
         parts = [self._chain_edges(), *self._message_edges(Kind.RECV), *self._message_edges(Kind.SEND)]
         parts += self._collective_edges()
-        edges = _Edges.join(parts)
-        order, level_starts = _levels(edges.src, edges.dst, len(self.joins_J))
+        edges = Edges.join(parts)
+        order, level_starts = levels(edges.src, edges.dst, len(self.joins_J))
         edges = edges.take(order)
         return Graph(
             steps_K=self.steps_K,
@@ -296,7 +246,7 @@ class _Builder:
             transfer_EK=edges.transfer,
             level_starts=level_starts,
             links=tuple(self.links),
-            excess_EK=_excess(edges) if edges.inferred.any() else None,
+            excess_EK=excess(edges) if edges.inferred.any() else None,
         )
 
     def _span_NK(self) -> np.ndarray:
@@ -317,13 +267,13 @@ class _Builder:
             self.links.append(link)
         return self._link_index[link]
 
-    def _chain_edges(self) -> _Edges:
+    def _chain_edges(self) -> Edges:
         """From each join of a rank to its next."""
         later = self.joins_J[self.what_N[self.joins_J] != START]
         src = self.join_N[later] - 1
-        return _Edges.of(src=src, dst=self.join_N[later], first=self.joins_J[src], last=later, steps=len(self.steps_K))
+        return Edges.of(src=src, dst=self.join_N[later], first=self.joins_J[src], last=later, steps=len(self.steps_K))
 
-    def _message_edges(self, kind: Kind) -> list[_Edges]:
+    def _message_edges(self, kind: Kind) -> list[Edges]:
         """From the posts of a message's both ends to the wait of one end (``kind``) for it."""
         block = self.fields["kind"][self.at_M]
         waits = np.flatnonzero((self.what_N[self.at_M] == WAIT) & (block == kind))
@@ -384,9 +334,9 @@ class _Builder:
 
     def _edges_from(
         self, post: np.ndarray, at: np.ndarray, *, link: np.ndarray, transfer: np.ndarray, optional: bool
-    ) -> _Edges:
+    ) -> Edges:
         src = self.join_N[post]
-        return _Edges(
+        return Edges(
             src=src,
             dst=self.join_N[at],
             first=self.joins_J[src],
@@ -397,7 +347,7 @@ class _Builder:
             inferred=(self.fields["flags"][at] & int(Flag.INFERRED)) != 0,
         )
 
-    def _collective_edges(self) -> list[_Edges]:
+    def _collective_edges(self) -> list[Edges]:
         """All posts of a collective meet in a join of its own, from which each member's wait hangs."""
         what = self.what_N[self.at_M]
         collective = self.fields["kind"][self.at_M] == Kind.COLLECTIVE
@@ -420,10 +370,10 @@ class _Builder:
         transfer = self._transfer(at_wait, ready_CK[number_of_wait], link, optional=False)
         src = self.join_N[at_post]
         here = np.zeros(len(waits), np.int64)
-        to_meeting = _Edges.of(
+        to_meeting = Edges.of(
             src=src, dst=first_join + number, first=self.joins_J[src], last=at_post, steps=len(self.steps_K)
         )
-        from_meeting = _Edges(
+        from_meeting = Edges(
             src=first_join + number_of_wait,
             dst=self.join_N[at_wait],
             first=here,
@@ -439,79 +389,3 @@ class _Builder:
         spans = self.program.trace.spans
         group = spans["group"][self.program.events["span"][self.index_MK[waits, 0]]]
         return np.array([self._link(Link(int(g), None)) for g in group], np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Edges:
-    src: np.ndarray
-    dst: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    link: np.ndarray
-    optional: np.ndarray
-    transfer: np.ndarray
-    inferred: np.ndarray
-
-    @classmethod
-    def of(cls, *, src: np.ndarray, dst: np.ndarray, first: np.ndarray, last: np.ndarray, steps: int) -> _Edges:
-        """Edges without a message."""
-        count = len(src)
-        no, nothing = np.zeros(count, bool), np.zeros((count, steps))
-        return cls(src, dst, first, last, np.full(count, CHAIN), no, nothing, no)
-
-    @classmethod
-    def join(cls, parts: Sequence[_Edges]) -> _Edges:
-        names = ("src", "dst", "first", "last", "link", "optional", "transfer", "inferred")
-        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-    def take(self, order: np.ndarray) -> _Edges:
-        names = ("src", "dst", "first", "last", "link", "optional", "transfer", "inferred")
-        return _Edges(**{name: getattr(self, name)[order] for name in names})
-
-
-def _excess(edges: _Edges) -> np.ndarray:
-    """What the inferred messages took over the median of their link (E x K)."""
-    excess = np.zeros_like(edges.transfer)
-    for link in np.unique(edges.link[edges.inferred]):
-        own = edges.inferred & (edges.link == link)
-        positive = edges.transfer[own][edges.transfer[own] > 0]
-        usual = float(np.median(positive)) if len(positive) else 0.0
-        excess[own] = np.maximum(edges.transfer[own] - usual, 0.0)
-    return excess
-
-
-def _levels(src: np.ndarray, dst: np.ndarray, joins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Order of the edges by (level of dst, dst), and the bounds of the levels in it.
-
-    A join's level is the length of the longest path to it.
-
-    Raises:
-        CyclicOrder: the edges form a cycle.
-    """
-    out = np.argsort(src, kind="stable")
-    out_start = np.searchsorted(src[out], np.arange(joins + 1))
-    waiting_for = np.bincount(dst, minlength=joins)
-    level = np.full(joins, -1, np.int64)
-    ready, depth, seen = np.flatnonzero(waiting_for == 0), 0, 0
-    while len(ready):
-        level[ready] = depth
-        seen += len(ready)
-        reached = dst[out[_ranges(out_start[ready], out_start[ready + 1])]]
-        np.subtract.at(waiting_for, reached, 1)
-        ready = np.unique(reached[waiting_for[reached] == 0])
-        depth += 1
-    if seen < joins:
-        raise CyclicOrder
-    order = np.lexsort((dst, level[dst]))
-    return order, np.searchsorted(level[dst][order], np.arange(1, depth + 1))
-
-
-def _ranges(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """The integers of all [start, stop), joined.
-
-    >>> _ranges(np.array([2, 7]), np.array([4, 8])).tolist()
-    [2, 3, 7]
-    """
-    length = stop - start
-    ends = np.cumsum(length)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - (ends - length), length)
