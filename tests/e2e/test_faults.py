@@ -173,7 +173,7 @@ class Server:
 
     def __init__(self) -> None:
         environment = job_environment(None) | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, str(JOBS / "faults.py"), "--serve"]
+        command = [sys.executable, str(JOBS / "forking.py")]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -184,7 +184,7 @@ class Server:
         arm = str(TOOLS / "arm_forked.py")
         start = [arm, str(SABOTEUR / "sitecustomize.py"), arm]
         ranks = [
-            {"argv": ["faults.py", *arguments], "environment": own, "stderr": str(error), "start": start}
+            {"argv": [str(JOBS / "faults.py"), *arguments], "environment": own, "stderr": str(error), "start": start}
             for own, error in zip(environments, errors, strict=True)
         ]
         print(json.dumps(ranks), file=self.process.stdin, flush=True)

@@ -1,8 +1,6 @@
 """A small pipeline of two ranks that also does what disturbs recorders; its losses and weights are its result.
 
 Started by hand with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; ``--disturb`` is done by rank 0 before step 2.
-
-``--serve`` imports torch once and then forks a job's ranks for each line of its input: many jobs in little time.
 """
 
 from __future__ import annotations
@@ -11,9 +9,7 @@ import argparse
 import gc
 import json
 import os
-import runpy
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
@@ -118,36 +114,7 @@ def step(loop: Any, args: argparse.Namespace, number: int) -> None:
         thread.join()
 
 
-def serve() -> None:
-    """Fork ranks until the input ends; returns in each of them. Answers with the exit codes of a job's ranks."""
-    for line in sys.stdin:
-        ranks = json.loads(line)
-        children = []
-        for rank in ranks:
-            child = os.fork()
-            if child == 0:
-                become(**rank)
-                return
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(json.dumps(codes), flush=True)
-    sys.exit(0)
-
-
-def become(argv: list[str], environment: dict[str, str], stderr: str, start: list[str]) -> None:
-    """Be a process that was started with these: ``start`` are the files that Python would have run before torch."""
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = argv
-    for number, path in ((1, os.devnull), (2, stderr)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    for path in start:
-        runpy.run_path(path)
-
-
 def main() -> None:
-    if "--serve" in sys.argv:
-        serve()
     torch.set_num_threads(1)
     args = parse_arguments()
     dist.init_process_group("gloo")

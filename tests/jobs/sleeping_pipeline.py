@@ -4,11 +4,14 @@ Run under torchrun; each virtual stage sleeps ``--forward-ms`` in its forward an
 (half of it for the input and half for the weights, so that schedules which split the backward split it too).
 
     torchrun --standalone --nproc-per-node 4 tests/jobs/sleeping_pipeline.py --schedule 1F1B --stage-factor 2:2
+
+With ``--replicas N`` the ranks form N pipelines, one after the other, whose gradients are reduced at each step's end.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from typing import Any
@@ -18,9 +21,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.utils.data import DataLoader, Dataset
 
 DIM = 8
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+PLACES = ("between", "optimizer", "op", "data", "gc")
+"""Where the host sleeps: after a step, before its optimizer, before each forward, loading data, collecting garbage."""
 
 
 class Sleep(torch.autograd.Function):
@@ -70,6 +76,14 @@ def factors(text: str) -> tuple[int, float]:
     return int(index), float(factor)
 
 
+def host_sleep_of(text: str) -> tuple[int, float, str]:
+    """``RANK:MS:PLACE``."""
+    rank, milliseconds, place = text.split(":")
+    if place not in PLACES:
+        raise ValueError
+    return int(rank), float(milliseconds), place
+
+
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--schedule", default="1F1B", help="a name that torch's get_schedule_class knows")
@@ -83,7 +97,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         option = f"--{name}-factor"
         text = f"work of one {name} (stages counted over all virtual stages) times FACTOR; may be repeated"
         parser.add_argument(option, type=factors, action="append", default=[], metavar="INDEX:FACTOR", help=text)
-    parser.add_argument("--host-sleep", default="", metavar="RANK:MS:PLACE", help="PLACE is between or optimizer")
+    sleepers = parser.add_argument("--host-sleep", type=host_sleep_of, action="append", default=[])
+    sleepers.metavar, sleepers.help = "RANK:MS:PLACE", f"PLACE is one of {', '.join(PLACES)}; may be repeated"
+    parser.add_argument("--replicas", type=int, default=1, help="data-parallel pipelines")
     parser.add_argument(
         "--report", default="", metavar="PREFIX", help="append the number of each ended step to PREFIX<rank>"
     )
@@ -104,12 +120,59 @@ def stage_indices(args: argparse.Namespace, rank: int, ranks: int) -> list[int]:
     return [rank + chunk * ranks for chunk in range(args.virtual_stages)]
 
 
-def host_sleep(args: argparse.Namespace, rank: int, place: str) -> None:
-    """Sleep where ``--host-sleep`` says so."""
-    if args.host_sleep:
-        sleeper, milliseconds, where = args.host_sleep.split(":")
-        if int(sleeper) == rank and where == place:
-            time.sleep(float(milliseconds) / 1e3)
+def sleep_s(args: argparse.Namespace, place: str) -> float:
+    """How long this rank's host is to sleep at a place."""
+    mine = dist.get_rank()
+    return sum(milliseconds / 1e3 for rank, milliseconds, where in args.host_sleep if (rank, where) == (mine, place))
+
+
+class SlowRows(Dataset):
+    """A data set of one row, which takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.seconds)
+        return index
+
+
+class SlowToFree:
+    """Garbage that only a collection frees, and slowly."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.myself = seconds, self
+
+    def __del__(self) -> None:
+        time.sleep(self.seconds)
+
+
+def load_data(args: argparse.Namespace) -> None:
+    """Wait for the next batch, on a rank that is slow at it."""
+    if (seconds := sleep_s(args, "data")) > 0:
+        next(iter(DataLoader(SlowRows(seconds))))
+
+
+def collect_garbage(args: argparse.Namespace) -> None:
+    """A collection, on a rank that has much to collect."""
+    if (seconds := sleep_s(args, "gc")) > 0:
+        SlowToFree(seconds)
+        gc.collect()
+
+
+def sleep_before_forwards(args: argparse.Namespace, stage: PipelineStage) -> None:
+    """The host is late for each forward of this stage."""
+    if (seconds := sleep_s(args, "op")) > 0:
+        original = stage.forward_one_chunk
+
+        def late(*arguments: Any, **keywords: Any) -> Any:
+            time.sleep(seconds)
+            return original(*arguments, **keywords)
+
+        stage.forward_one_chunk = late
 
 
 def report(args: argparse.Namespace, rank: int, step: int) -> None:
@@ -119,22 +182,45 @@ def report(args: argparse.Namespace, rank: int, step: int) -> None:
             file.write(f"{step}\n")
 
 
-def build(args: argparse.Namespace) -> tuple[list[SleepingStage], Any]:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def pipeline_groups(args: argparse.Namespace) -> tuple[Any, Any]:
+    """This rank's pipeline, and the ranks that hold the same stages; (None, None) where there is one pipeline."""
+    if args.replicas == 1:
+        return None, None
+    ranks = dist.get_world_size() // args.replicas
+    pipelines = [[replica * ranks + position for position in range(ranks)] for replica in range(args.replicas)]
+    own, _ = dist.new_subgroups_by_enumeration(pipelines)
+    twins, _ = dist.new_subgroups_by_enumeration([list(column) for column in zip(*pipelines, strict=True)])
+    return own, twins
+
+
+def build(args: argparse.Namespace, group: Any) -> tuple[list[SleepingStage], Any]:
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     indices = stage_indices(args, rank, ranks)
     schedule_class = get_schedule_class(args.schedule)
     multi = issubclass(schedule_class, PipelineScheduleMulti)
     total = ranks * len(indices)
     modules = [SleepingStage(args, index, chunk) for chunk, index in enumerate(indices)]
-    device = torch.device("cpu")
-    stages = [PipelineStage(module, index, total, device) for module, index in zip(modules, indices, strict=True)]
+    cpu = torch.device("cpu")
+    stages = [
+        PipelineStage(module, index, total, cpu, group=group) for module, index in zip(modules, indices, strict=True)
+    ]
+    for stage in stages:
+        sleep_before_forwards(args, stage)
     loss = nn.MSELoss()
     return modules, schedule_class(stages if multi else stages[0], args.microbatches, loss_fn=loss)
 
 
+def reduce_gradients(modules: list[SleepingStage], twins: Any) -> None:
+    for module in modules if twins is not None else ():
+        for weight in module.parameters():
+            if weight.grad is not None:
+                dist.all_reduce(weight.grad, group=twins)
+
+
 def train(args: argparse.Namespace) -> None:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    modules, schedule = build(args)
+    group, twins = pipeline_groups(args)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    modules, schedule = build(args, group)
     indices = stage_indices(args, rank, ranks)
     optimizer = torch.optim.SGD([weight for module in modules for weight in module.parameters()], lr=0.01)
     batch = torch.ones(args.microbatches * args.rows, DIM)
@@ -144,15 +230,18 @@ def train(args: argparse.Namespace) -> None:
         begin = time.perf_counter()
         for module in modules:
             module.microbatch = 0
-        if args.raise_at == (rank, step):
+        if args.raise_at == (dist.get_rank(), step):
             raise RuntimeError(f"planted: rank {rank} raises in step {step}")
+        load_data(args)
         losses: list[torch.Tensor] = []
         schedule.step(*first, **last, losses=losses)
-        host_sleep(args, rank, "optimizer")
+        reduce_gradients(modules, twins)
+        time.sleep(sleep_s(args, "optimizer"))
         optimizer.step()
         optimizer.zero_grad()
-        report(args, rank, step)
-        host_sleep(args, rank, "between")
+        report(args, dist.get_rank(), step)
+        collect_garbage(args)
+        time.sleep(sleep_s(args, "between"))
         if rank == ranks - 1 and not args.quiet:
             print(f"step {step}: {1e3 * (time.perf_counter() - begin):.1f} ms", flush=True)
 
