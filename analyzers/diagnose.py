@@ -123,9 +123,18 @@ def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None
         step_times_s=tuple(steps.duration_s.tolist()),
         timeline=timeline.median_step(program, steps, graphs[0], measured),
     )
-    evidence = Evidence(diagnosis, trace, shape, gains=verdict.gains(context))
+    evidence = Evidence(diagnosis, analysis, gains=verdict.gains(context))
     tell(_PARTS[4], 4, 4)
-    return replace(diagnosis, symptoms=find_symptoms(evidence))
+    return _stuck_first(replace(diagnosis, symptoms=find_symptoms(evidence)))
+
+
+def _stuck_first(diagnosis: Diagnosis) -> Diagnosis:
+    """The verdict begins with the hang, where the job stands still: what its steps lost before comes second."""
+    stuck = diagnosis.stuck
+    if stuck is None:
+        return diagnosis
+    text = f"the job stands still. {stuck.advice[0].action}. In the steps before, {diagnosis.verdict.text}"
+    return replace(diagnosis, verdict=replace(diagnosis.verdict, text=text))
 
 
 def _left_out(steps: int) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 SCHEMA = "ppdiag.diagnosis/1"
+STUCK = "stuck-in-recv"
+"""Id of the symptom of a hang, which comes before all that the steps lost."""
 WORTH_SAYING, WORTH_A_WARNING, CRITICAL = 0.05, 0.10, 0.20
 """Bands on the share of the step time: below the first a cause is not spoken of, from the others on it is a warning, or
 critical."""
@@ -279,6 +281,11 @@ class Diagnosis:
     def idle_fraction(self) -> float:
         """Share of the step time, over all ranks, in which no compute ran."""
         return self.where.total
+
+    @property
+    def stuck(self) -> Symptom | None:
+        """The symptom of a job that stands still; None where it does not."""
+        return next((symptom for symptom in self.symptoms if symptom.id == STUCK), None)
 
     def to_dict(self) -> dict[str, Any]:
         """The diagnosis as JSON-serialisable data, schema ``ppdiag.diagnosis/1``."""

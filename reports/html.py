@@ -96,7 +96,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("duration", "size", "rough_percent", "rank_list", "headline", "count_of")
+    names = ("duration", "size", "rough_percent", "rank_list", "what_first", "count_of")
     environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in names}})
     environment.globals.update(
         causes=CAUSE_KEYS,

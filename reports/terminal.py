@@ -19,11 +19,11 @@ from ppdiag.reports.words import (
     PLACES,
     count_of,
     duration,
-    headline,
     rank_list,
     rough_percent,
     size,
     visible,
+    what_first,
 )
 
 if TYPE_CHECKING:
@@ -93,9 +93,10 @@ class _Writer:
 
 def _verdict(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
     verdict = diagnosis.verdict
-    style = "bold green" if verdict.cause is None and verdict.confidence != "undecided" else "bold red"
-    lines: list[RenderableType] = [writer.text(headline(verdict), style)]
-    lines += [Padding(writer.text(text), (0, 0, 0, 2), expand=False) for text in (_cost(verdict), verdict.text) if text]
+    fine = verdict.cause is None and verdict.confidence != "undecided" and not diagnosis.stuck
+    style, cost = "bold green" if fine else "bold red", "" if diagnosis.stuck else _cost(verdict)
+    lines: list[RenderableType] = [writer.text(what_first(diagnosis), style)]
+    lines += [Padding(writer.text(text), (0, 0, 0, 2), expand=False) for text in (cost, verdict.text) if text]
     return lines
 
 
@@ -312,6 +313,7 @@ def _symptom(symptom: Symptom, writer: _Writer) -> list[RenderableType]:
     rows = [("seen" if not i else "", text) for i, text in enumerate(symptom.evidence)]
     for advice in symptom.advice:
         rows += [("", ""), *_advice(advice)]
+    rows.append(("more", f"ppdiag explain {symptom.id}"))
     return [title, writer.pairs(rows)]
 
 

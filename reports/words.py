@@ -11,7 +11,7 @@ from ppdiag.diagnosis import Cause, Place, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppdiag.diagnosis import Verdict
+    from ppdiag.diagnosis import Diagnosis, Verdict
 
 
 class Word(NamedTuple):
@@ -194,6 +194,11 @@ def count_of(number: int, noun: str) -> str:
 def cause_label(cause: str) -> str:
     """The label of a cause, or its own name where it is none of ours."""
     return CAUSES[Cause(cause)].label if cause in set(Cause) else visible(cause)
+
+
+def what_first(diagnosis: Diagnosis) -> str:
+    """The headline of a diagnosis: a job that stands still comes before all that its steps lost."""
+    return visible(diagnosis.stuck.title) if diagnosis.stuck is not None else headline(diagnosis.verdict)
 
 
 def headline(verdict: Verdict) -> str:

@@ -100,7 +100,7 @@ def read(command: Sequence[str], *, folder: Path) -> Claim:
         PathNotFound: it names a configuration that is not there.
         BadConfig: the configuration cannot be read.
     """
-    options = _options(command)
+    options = options_of(command)
     claim = _launcher(command, options)
     if any(name in options for name in _MEGATRON):
         claim = _megatron(claim, options)
@@ -116,7 +116,7 @@ def read(command: Sequence[str], *, folder: Path) -> Claim:
 # -- words of the command ---------------------------------------------------------------------------------------------
 
 
-def _options(command: Sequence[str]) -> dict[str, str]:
+def options_of(command: Sequence[str]) -> dict[str, str]:
     """All options with their value, in one spelling (``-`` for ``_``); the last of equals counts."""
     options: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):

@@ -1,16 +1,26 @@
-"""Known patterns of slow pipeline jobs, one file each; a module's docstring is what a user reads about it."""
+"""Known patterns of slow pipeline jobs, one file each; a module's docstring is what a user reads about it.
+
+Beside its docstring and ``find``, a module has ``HOW`` (what to do, by framework, as ``ppdiag explain`` shows it) and
+``MEASURE_AFTER``.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ppdiag.diagnosis import CRITICAL, WORTH_A_WARNING
 from ppdiag.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from ppdiag.analyzers.diagnose import Analysis
+    from ppdiag.analyzers.graph import Graph
+    from ppdiag.analyzers.replay import World
     from ppdiag.analyzers.shape import Shape
     from ppdiag.diagnosis import Cause, Diagnosis, Symptom
     from ppdiag.trace import Trace
@@ -18,18 +28,29 @@ if TYPE_CHECKING:
 SYMPTOMS = Registry(
     "ppdiag.symptoms",
     {
+        "stuck-in-recv": "ppdiag.analyzers.symptoms.stuck_in_recv:find",
         "bubble": "ppdiag.analyzers.symptoms.bubble:find",
         "imbalance": "ppdiag.analyzers.symptoms.imbalance:find",
         "slow-network": "ppdiag.analyzers.symptoms.slow_network:find",
         "tcp-fallback": "ppdiag.analyzers.symptoms.tcp_fallback:find",
         "activation-spike": "ppdiag.analyzers.symptoms.activation_spike:find",
-        "stuck-in-recv": "ppdiag.analyzers.symptoms.stuck_in_recv:find",
         "host-stall": "ppdiag.analyzers.symptoms.host_stall:find",
     },
 )
+"""Of those as severe as each other the first is shown first: a job that stands still, then what costs most."""
 
 MEGATRON = ("megatron", "megatron-core")
 """The framework as recordings of others call it, and as its adapter does."""
+TORCH = "torch.distributed.pipelining"
+DEEPSPEED = "deepspeed"
+ANY = "any other"
+"""Key of the words for every framework that has none of its own."""
+
+
+def in_words_of(megatron: str = "", torch: str = "", deepspeed: str = "", *, other: str) -> dict[str, str]:
+    """Words by framework; those for any other where one is left out."""
+    words = {**dict.fromkeys(MEGATRON, megatron), TORCH: torch, DEEPSPEED: deepspeed}
+    return {**{name: text for name, text in words.items() if text}, ANY: other}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +59,66 @@ class Evidence:
 
     Attributes:
         diagnosis: all findings but the symptoms.
-        trace: the labelled spans and the facts of the ranks.
-        shape: the pipeline.
+        analysis: the trace taken apart: labelled spans, facts of the ranks, steps, messages, graphs to replay.
         gains: share of the step time that would go if the factor alone went (from the replay).
     """
 
     diagnosis: Diagnosis
-    trace: Trace
-    shape: Shape
+    analysis: Analysis
     gains: Mapping[Cause, float]
+
+    @property
+    def trace(self) -> Trace:
+        """The labelled spans and the facts of the ranks."""
+        return self.analysis.trace
+
+    @property
+    def shape(self) -> Shape:
+        """The pipeline."""
+        return self.analysis.shape
 
     @property
     def framework(self) -> str:
         """The framework as recorded."""
         return self.diagnosis.job.framework
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that the job's script was called with, in one spelling (``-`` for ``_``), as far as recorded."""
+        from ppdiag.analyzers.planning.arguments import options_of  # noqa: PLC0415  (no other symptom needs planning)
+
+        argv = _first_fact(self.trace, "argv")
+        return options_of([str(word) for word in argv]) if isinstance(argv, (list, tuple)) else {}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of NCCL and CUDA that the first rank had, as far as recorded."""
+        found = _first_fact(self.trace, "env")
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+    @property
+    def torch_version(self) -> tuple[int, ...]:
+        """Major and minor version of torch; empty where not recorded."""
+        match = re.match(r"(\d{1,3})\.(\d{1,3})", str(_first_fact(self.trace, "torch")))
+        return (int(match[1]), int(match[2])) if match else ()
+
+    def says(self, how: Mapping[str, str]) -> str:
+        """What to do, in the words of the run's own framework."""
+        return how.get(self.framework, how[ANY])
+
+    def gain(self, world: Callable[[Graph], World]) -> float:
+        """Share of the step time that a change saves, by a replay of all steps with it."""
+        from ppdiag.analyzers.replay import World, replay  # noqa: PLC0415  (not to be loaded for the table alone)
+
+        times = [replay(graph, [World(), world(graph)]).duration_WK for graph in self.analysis.graphs]
+        kept, changed = np.concatenate(times, axis=1).sum(axis=1)
+        return max(0.0, float(1.0 - changed / kept))
+
+
+def _first_fact(trace: Trace, name: str) -> Any:  # noqa: ANN401  (facts are of any type)
+    """A fact of the lowest rank that tells it."""
+    told = (trace.ranks[rank].facts[name] for rank in sorted(trace.ranks) if name in trace.ranks[rank].facts)
+    return next(told, None)
 
 
 def find_symptoms(evidence: Evidence) -> tuple[Symptom, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.symptoms import SYMPTOMS
-from ppdiag.trace import RankFacts
+from ppdiag.trace import RankFacts, Waiting
 from tests.analyzers.factory import MS
 from tests.analyzers.test_hand_calculations import on_rank, pipeline, slower
 
@@ -153,18 +153,28 @@ def test_an_out_of_memory_error_tells_how_many_microbatches_were_held(*, raised:
 
 def waiting(rank: int, peer: int, *, seconds: float = 30.0, status: str = "killed") -> RankFacts:
     inside = f"the wait for a receive from rank {peer} (message 3, 1024 bytes) in step 7"
-    return RankFacts(rank, status=status, inside=inside, inside_s=seconds)
+    message = Waiting(is_send=False, peer=peer, seq=3, tag=0, size_bytes=1024, step=7)
+    return RankFacts(rank, status=status, inside=inside, inside_s=seconds, waiting=message)
 
 
 def test_the_end_of_a_chain_of_waits_is_named() -> None:
     symptom = found(with_facts(a=waiting(2, 1), b=waiting(1, 0), c=RankFacts(0, status="running")))["stuck-in-recv"]
     assert symptom.advice[0].action == "Look at rank 0: the others wait for it"
     assert symptom.severity == "critical"
+    assert symptom.evidence[-1] == "rank 0 was in no recorded op"
+
+
+def test_what_stands_still_comes_before_what_its_steps_lost() -> None:
+    trace = with_facts(a=waiting(2, 1), b=waiting(1, 0), c=RankFacts(0, status="running"))
+    verdict = diagnose(trace).verdict
+    assert verdict.text.startswith("the job stands still. Look at rank 0: the others wait for it. In the steps before")
+    assert verdict.cause == "bubble"
+    assert not diagnose(with_facts()).verdict.text.startswith("the job")
 
 
 def test_a_cycle_of_waits_is_named() -> None:
     symptom = found(with_facts(a=waiting(2, 1), b=waiting(1, 2)))["stuck-in-recv"]
-    assert symptom.advice[0].action == "Break the cycle of waits"
+    assert symptom.advice[0].action == "Break the cycle of waits: rank 1 waits for rank 2 waits for rank 1"
 
 
 @pytest.mark.parametrize(
@@ -183,5 +193,5 @@ def test_other_ends_are_no_hang(facts: dict[str, RankFacts]) -> None:
 
 def test_the_most_severe_symptom_comes_first() -> None:
     symptoms = list(found(replace(with_facts(a=waiting(2, 1)), clock_error_s=0.0)).values())
-    assert [symptom.id for symptom in symptoms] == ["bubble", "stuck-in-recv"]
+    assert [symptom.id for symptom in symptoms] == ["stuck-in-recv", "bubble"]
     assert {symptom.severity for symptom in symptoms} == {"critical"}

@@ -24,7 +24,7 @@ def _symptom(*texts: str, communication: float = 0.25):
     report = read("".join(f"gpu1:31:40 [0] NCCL INFO {text}\n" for text in texts))
     diagnosis = replace(make_slow_link(), why=Why(communication=communication), transports=transports_of(report))
     unused = cast(Any, None)
-    return SYMPTOMS.load("tcp-fallback")(Evidence(diagnosis, unused, unused, gains={Cause.COMMUNICATION: 0.2}))
+    return SYMPTOMS.load("tcp-fallback")(Evidence(diagnosis, unused, gains={Cause.COMMUNICATION: 0.2}))
 
 
 @pytest.mark.parametrize(("communication", "severity"), [(0.25, "critical"), (0.12, "warning"), (0.06, "info")])
