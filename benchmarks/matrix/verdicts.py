@@ -1,0 +1,132 @@
+"""Verdicts on planted faults: real jobs, recorded and analysed, and how many verdicts are right.
+
+    python -m benchmarks.matrix.verdicts [--seed 1] [--only WORDS] [--sample N] [--folder fault-matrix]
+
+Jobs whose record is in the folder are not run again, so that a run may be interrupted, and the records scored anew
+after a change of the analysis (``--rescore`` runs nothing). All of them take about 15 minutes on two idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.matrix.cases import RANKS, Answer, Case, cases
+from benchmarks.matrix.jobs import Forge, JobFailed, can_shape_links
+from ppdiag.analyzers.diagnose import diagnose
+from ppdiag.analyzers.sources.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ppdiag.diagnosis import Diagnosis
+
+RIGHT, NO_PLACE, UNDECIDED, UNSURE, WRONG = "right", "no place", "undecided", "wrong, unsure", "wrong, confident"
+SCORES = (RIGHT, NO_PLACE, UNDECIDED, UNSURE, WRONG)
+LEAST_RIGHT, MOST_WRONG = 0.95, 0.01
+MARK = "job.json"
+
+
+def matches(found: Diagnosis, right: Answer) -> bool:
+    """Whether cause and place of the verdict are those of the answer."""
+    verdict, split = found.verdict, asdict(found.imbalance)
+    link = None if verdict.link is None else frozenset(stage % RANKS for stage in verdict.link)
+    same = (verdict.cause, verdict.stage, verdict.rank, link) == (right.cause, right.stage, right.rank, right.link)
+    return same and (right.part is None or right.part == max(split, key=lambda name: split[name]))
+
+
+def score(found: Diagnosis, right: Sequence[Answer]) -> str:
+    """One of ``SCORES``. A right cause without a place, where one was planted, is not right, but no wrong claim."""
+    verdict = found.verdict
+    if verdict.confidence == "undecided":
+        return UNDECIDED
+    if any(matches(found, answer) for answer in right):
+        return RIGHT
+    nowhere = (verdict.stage, verdict.rank, verdict.link) == (None, None, None)
+    if nowhere and any(verdict.cause == answer.cause for answer in right):
+        return NO_PLACE
+    return WRONG if verdict.confidence == "measured" else UNSURE
+
+
+def recorded(case: Case, folder: Path, forge: Forge | None) -> Path | None:
+    """The run directory of a case, made where it is not there; None where it is not and there is no forge."""
+    job = json.dumps(asdict(case.job))
+    own = folder / case.name
+    mark = own / MARK
+    if not mark.exists() or mark.read_text() != job:
+        if forge is None:
+            return None
+        forge.run(case.job, own)
+        mark.write_text(job)
+    return own / "run"
+
+
+def results(chosen: Iterable[Case], folder: Path, forge: Forge | None) -> Iterator[tuple[Case, str, Diagnosis]]:
+    """Runs, analyses and scores the cases, one by one."""
+    for case in chosen:
+        try:
+            run_dir = recorded(case, folder, forge)
+        except JobFailed as error:
+            print(f"{case.name}: {error}", file=sys.stderr)
+            continue
+        if run_dir is not None:
+            found = diagnose(RunDirectory().read([run_dir], None))
+            yield case, score(found, case.right), found
+
+
+def show(case: Case, scored: str, found: Diagnosis) -> None:
+    print(f"{scored:<16} {case.name:<42} planted: {case.planted}; found: {found.verdict.text}", flush=True)
+
+
+def table(scores: dict[Case, str]) -> str:
+    """Right of all, fault x schedule, and the counts of each score."""
+    schedules = list(dict.fromkeys(case.schedule for case in scores))
+    lines = ["".join([f"{'right of all':<22}", *(f"{name:>17}" for name in schedules)])]
+    for fault in dict.fromkeys(case.fault for case in scores):
+        cells = []
+        for schedule in schedules:
+            own = [scored for case, scored in scores.items() if (case.fault, case.schedule) == (fault, schedule)]
+            cells.append(f"{own.count(RIGHT)} of {len(own)}" if own else "-")
+        lines.append("".join([f"{fault:<22}", *(f"{cell:>17}" for cell in cells)]))
+    count = Counter(scores.values())
+    total = len(scores)
+    lines += ["", *(f"{name:<18}{count[name]:>5}  {count[name] / max(1, total):7.1%}" for name in SCORES)]
+    return "\n".join([*lines, f"{'all':<18}{total:>5}"])
+
+
+def choose(args: argparse.Namespace) -> list[Case]:
+    chosen = [case for case in cases(args.seed) if args.only in case.name]
+    if not can_shape_links() and any(case.job.links for case in chosen):
+        print("no slow links here: making network namespaces needs root and /dev/net/tun", file=sys.stderr)
+        chosen = [case for case in chosen if not case.job.links]
+    return random.Random(args.seed).sample(chosen, args.sample) if args.sample else chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="cases whose names contain this")
+    parser.add_argument("--sample", type=int, default=0, help="so many of them, at random")
+    parser.add_argument("--folder", type=Path, default=Path("fault-matrix"), help="where the records are")
+    parser.add_argument("--rescore", action="store_true", help="run no jobs: score the records that are there")
+    args = parser.parse_args()
+    scores: dict[Case, str] = {}
+    with contextlib.closing(Forge()) as forge:
+        for case, scored, found in results(choose(args), args.folder, None if args.rescore else forge):
+            scores[case] = scored
+            show(case, scored, found)
+    print(f"\n{table(scores)}")
+    count = Counter(scores.values())
+    good = count[RIGHT] >= LEAST_RIGHT * len(scores) and count[WRONG] <= MOST_WRONG * len(scores)
+    return 0 if good and scores else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
