@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 import ppdiag
 from ppdiag.commands import COMMANDS
-from ppdiag.errors import PpdiagError
+from ppdiag.errors import CannotRead, PpdiagError
+from ppdiag.outputs import discard_output, printing
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell has it."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE."""
 MESSAGES = "docs/messages.md"
+WIDEST_SUMMARY = 400
+"""Characters of a command's first sentence in the list of commands: all of it, over several lines."""
 
 
 class CommandGroup(click.Group):
@@ -34,36 +37,82 @@ class CommandGroup(click.Group):
         command: click.Command = COMMANDS.load(cmd_name)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, each with its whole first sentence (click would cut it)."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(WIDEST_SUMMARY)) for name, command in commands if command]
+            )
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401  (click's signature)
+    ) -> click.Context:
+        """Read the command line; ``--help`` and ``--version`` are printed here."""
+        open_closed_streams()
+        try:
+            with printing():
+                return super().make_context(info_name, args, parent, **extra)
+        except BrokenPipeError:
+            _reader_is_gone()
+        except PpdiagError as error:
+            _fail(error)
+
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  (click's signature)
         """Run the command; never lets a traceback through unless it was asked for."""
         try:
-            return super().invoke(ctx)
+            with printing():
+                return super().invoke(ctx)
         except PpdiagError as error:
-            _fail(f"{error} (see {MESSAGES}#{error.slug})", error, ctx)
-            sys.exit(error.exit_code)
+            _fail(error)
         except KeyboardInterrupt:
             click.echo("ppdiag: interrupted", err=True)
             sys.exit(INTERRUPTED)
         except BrokenPipeError:
-            # The reader of our output has gone. Python would complain again when it flushes stdout at its exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(BROKEN_PIPE)
+            _reader_is_gone()
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
+        except OSError as error:
+            _fail(CannotRead(f"{os.fsdecode(error.filename or 'a file')}: {error.strerror or error}"))
         except Exception as error:  # noqa: BLE001  (a fault of ours, in one line; -v shows where)
-            _fail(f"unexpected {type(error).__name__}: {error} (see {MESSAGES}#error; -v shows where)", error, ctx)
+            if ctx.params.get("verbose"):
+                traceback.print_exception(error)
+            line = f"unexpected {type(error).__name__}: {error} (see {MESSAGES}#{PpdiagError.slug}; -v shows where)"
+            click.echo(f"ppdiag: {line}", err=True)
             sys.exit(PpdiagError.exit_code)
 
 
-def _fail(line: str, error: Exception, ctx: click.Context) -> None:
-    if ctx.params.get("verbose"):
-        traceback.print_exception(error)
-    click.echo(f"ppdiag: {line}", err=True)
+def open_closed_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr something in their place.
+
+    The next file opened would take its number, and what was meant for the terminal would land there. Writing to a
+    standard output that was closed still fails; what was to be said on standard error is lost.
+    """
+    for number, mode in ((0, "r"), (1, "w"), (2, "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # takes the lowest number free: this one
+            setattr(sys, ("stdin", "stdout", "stderr")[number], open(number, mode, closefd=False))  # noqa: SIM115
+
+
+def _fail(error: PpdiagError) -> NoReturn:
+    click.echo(f"ppdiag: {error} (see {MESSAGES}#{error.slug})", err=True)
+    sys.exit(error.exit_code)
+
+
+def _reader_is_gone() -> NoReturn:
+    discard_output()
+    sys.exit(BROKEN_PIPE)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(ppdiag.__version__, prog_name="ppdiag", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", is_flag=True, help="Show where an error comes from.")
+@click.option("-v", "--verbose", is_flag=True, help="Show where an unexpected error comes from.")
 def main(*, verbose: bool) -> None:
     """Find out what each GPU of a pipeline-parallel training job is waiting for."""
 

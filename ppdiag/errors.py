@@ -20,6 +20,13 @@ class PathNotFound(PpdiagError):
     exit_code = 4
 
 
+class CannotRead(PpdiagError):
+    """A file exists, and the system does not let it be read."""
+
+    slug = "cannot-read"
+    exit_code = 4
+
+
 class NotARun(PpdiagError):
     """The path holds no record that any of the sources can read."""
 
@@ -67,6 +74,13 @@ class LaunchFailed(PpdiagError):
 
     slug = "launch-failed"
     exit_code = 6
+
+
+class NotComparable(PpdiagError):
+    """A condition on the change between two runs whose steps do not do the same work."""
+
+    slug = "not-comparable"
+    exit_code = 4
 
 
 class NoAnswer(PpdiagError):

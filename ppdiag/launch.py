@@ -103,8 +103,11 @@ def _launcher_facts(command: Sequence[str]) -> dict[str, Any]:
 def _write_run_file(path: Path, facts: dict[str, Any]) -> None:
     """Put ``run.json`` in place: a reader sees the old one or the new one."""
     scratch = path / f".{RUN_FILE}.{socket.gethostname()}.{os.getpid()}"
-    text = json.dumps(facts, indent=2, ensure_ascii=False)
-    scratch.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
+    scratch.unlink(missing_ok=True)
+    # A file of our own: whoever may write here could have laid a link to another file of the user's under this name.
+    descriptor = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     scratch.replace(path / RUN_FILE)
 
 

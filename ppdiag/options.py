@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
+LEAST_RECORD_BYTES = 100_000
+"""Some 1500 spans: two steps of a small pipeline."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -28,10 +30,27 @@ def size_bytes(text: str) -> int:
     >>> size_bytes("1.5k"), size_bytes("2 GB")
     (1500, 2000000000)
     """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)b?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgt]?)b?", text.strip().lower())
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size; write for instance 500M or 2G")
     return round(float(match[1]) * _UNITS[match[2]])
+
+
+def record_size_bytes(text: str) -> int:
+    """A size that a rank's record may have.
+
+    Raises:
+        click.BadParameter: it is none, or so small that nothing could be recorded.
+
+    >>> record_size_bytes("500M")
+    500000000
+    """
+    size = size_bytes(text)
+    if size < LEAST_RECORD_BYTES:
+        raise click.BadParameter(
+            f"{text!r} is too small to record anything; give at least {LEAST_RECORD_BYTES // 1000}k"
+        )
+    return size
 
 
 def pick(table: Mapping[str, T], name: str, what: str) -> T:
@@ -48,7 +67,7 @@ def pick(table: Mapping[str, T], name: str, what: str) -> T:
 def max_size_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """The option --max-size."""
     text = "Stop recording a rank at this size, e.g. 2G."
-    return click.option("--max-size", metavar="SIZE", type=size_bytes, help=text)(command)
+    return click.option("--max-size", metavar="SIZE", type=record_size_bytes, help=text)(command)
 
 
 def nccl_option(command: Callable[..., Any]) -> Callable[..., Any]:

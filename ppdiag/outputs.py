@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,9 @@ from ppdiag.errors import OutputFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import TextIO
+
+    from rich.console import Console
 
     from ppdiag.conditions import Condition
     from ppdiag.diagnosis import Diagnosis
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 STANDARD_OUTPUT = "-"
+CONDITION_HOLDS = 3
+"""Exit code where a ``--fail-on`` condition holds (of ``ppdiag run``: and the job itself succeeded)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +79,32 @@ def _report(name: str) -> Any:  # noqa: ANN401  (each report has its own signatu
 
 
 def _write_json(diagnosis: Diagnosis, target: str) -> None:
-    write = _report("json")
-    if target == STANDARD_OUTPUT:
-        write(diagnosis, sys.stdout)
-        sys.stdout.flush()
-        return
-    with writing(target), Path(target).open("w", encoding="utf-8") as stream:
-        write(diagnosis, stream)
+    with writing_text(target) as stream:
+        _report("json")(diagnosis, stream)
 
 
 def _print_summary(diagnosis: Diagnosis, *, on_stderr: bool) -> None:
+    with terminal(on_stderr=on_stderr) as console:
+        _report("terminal")(diagnosis, console)
+
+
+class _Text(StringIO):
+    """A text in memory that may hold what a stream of an encoding can show."""
+
+    encoding = "utf-8"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self.encoding = encoding
+
+
+@contextlib.contextmanager
+def terminal(*, on_stderr: bool = False) -> Iterator[Console]:
+    """A console on stdout or stderr. Where that is no terminal, no line ends in blanks.
+
+    Raises:
+        OutputFailed: stdout cannot be written.
+    """
     from rich.console import Console  # noqa: PLC0415  (slow to import)
 
     class Terminal(Console):
@@ -89,7 +112,56 @@ def _print_summary(diagnosis: Diagnosis, *, on_stderr: bool) -> None:
             """Rich would end the process with code 1; the command group knows the right one."""
             raise BrokenPipeError
 
-    _report("terminal")(diagnosis, Terminal(stderr=on_stderr))
+    stream = sys.stderr if on_stderr else sys.stdout
+    if stream.isatty():
+        yield Terminal(file=stream)
+        return
+    text = _Text(stream.encoding)
+    yield Terminal(file=text)
+    with contextlib.nullcontext() if on_stderr else printing():
+        stream.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
+        stream.flush()
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """Where something is written to standard output, and nothing of it stays behind in Python's buffer.
+
+    Raises:
+        OutputFailed: it cannot be written.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None:  # of another file
+            raise
+        discard_output()
+        raise OutputFailed(f"cannot write to standard output: {error.strerror or error}") from error
+
+
+def discard_output() -> None:
+    """Throw away what is and will be written to standard output: Python would complain at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def writing_text(target: str) -> Iterator[TextIO]:
+    """A text file that the user named, or standard output for ``-``.
+
+    Raises:
+        OutputFailed: it cannot be written.
+    """
+    if target == STANDARD_OUTPUT:
+        with printing():
+            yield sys.stdout
+        return
+    with writing(target), Path(target).open("w", encoding="utf-8") as stream:
+        yield stream
 
 
 @contextlib.contextmanager

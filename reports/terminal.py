@@ -124,7 +124,7 @@ def _facts(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
             "phases",
             (
                 f"pipeline {duration(phases.pipeline_s)}, tail {duration(phases.tail_s)}, "
-                f"between steps {duration(phases.between_s)}"
+                f"between steps {duration(phases.between_s)} (means over the steps)"
             ),
         ),
     ]

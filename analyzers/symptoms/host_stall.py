@@ -34,11 +34,11 @@ def find(evidence: Evidence) -> Symptom | None:
     if own is not None:
         numbers.append(f"rank {rank} stood {percent(own.where.host)} of the step outside of compute and waits")
     numbers.append(
-        f"phases of a step: pipeline {diagnosis.phases.pipeline_s * 1e3:.1f} ms, "
+        f"phases of a step, means: pipeline {diagnosis.phases.pipeline_s * 1e3:.1f} ms, "
         f"tail {diagnosis.phases.tail_s * 1e3:.1f} ms, between steps {diagnosis.phases.between_s * 1e3:.1f} ms"
     )
     advice = Advice(
-        action=f"Find what {named} does outside of the pipeline's ops",
+        action=f"Find what {named} {'do' if rank is None else 'does'} outside of the pipeline's ops",
         how=f"a Python profile of {named} (py-spy record --pid ...): data loading, logging, checkpoints, .item() calls",
         gain_fraction=max(0.0, evidence.gains[Cause.HOST]),
         source="replay of the run without host time: an upper bound",

@@ -9,11 +9,8 @@ import click
 
 from ppdiag.errors import NothingRecorded
 from ppdiag.options import report_options, wanted
-from ppdiag.outputs import report
+from ppdiag.outputs import CONDITION_HOLDS, report
 from ppdiag.silence import why_silent
-
-CONDITION_HOLDS = 3
-"""Exit code where a ``--fail-on`` condition holds."""
 
 
 @click.command()

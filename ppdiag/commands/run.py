@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -21,14 +22,11 @@ from ppdiag.launch import (
     run_job,
 )
 from ppdiag.options import adapters_option, max_size_option, mode, mode_options, nccl_option, report_options, wanted
-from ppdiag.outputs import Wanted, report
+from ppdiag.outputs import CONDITION_HOLDS, Wanted, report
 from ppdiag.silence import why_silent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-CONDITION_HOLDS = 3
-"""Exit code where a ``--fail-on`` condition holds and the job itself succeeded."""
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -98,13 +96,16 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequen
     try:
         holding = report([path], asked, summary_on_stderr=True)
     except PpdiagError as error:
+        unexpected = ""
         asleep = dormant and isinstance(error, NoPipelineFound)
         _say(f"{error} (see {error.slug})" + ("; the job was dormant: did ppdiag record wake it?" if asleep else ""))
     except KeyboardInterrupt:
+        unexpected = ""
         _say("analysis interrupted")
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001  (a fault of the analysis is no fault of the job)
+        unexpected = "-v "
         if click.get_current_context().find_root().params.get("verbose"):
             traceback.print_exception(error)
         _say(f"the analysis failed: {type(error).__name__}: {error} (see error)")
@@ -114,7 +115,7 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequen
         if not quiet:
             _say(f"the record is kept in {path}" + (f", the report in {asked.html}" if asked.html else ""))
         return holding
-    _say(f"the record is kept in {path}; try ppdiag -v analyze {path}")
+    _say(f"the record is kept in {path}; try ppdiag {unexpected}analyze {path}")
     return ()
 
 
@@ -124,4 +125,6 @@ def _say_silent(path: Path) -> Sequence[str]:
 
 
 def _say(text: str) -> None:
-    click.echo(f"ppdiag: {text}", err=True)
+    """Say something on standard error, where it can be written: a full disk there must not cost the job's exit code."""
+    with contextlib.suppress(OSError):
+        click.echo(f"ppdiag: {text}", err=True)
