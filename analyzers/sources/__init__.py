@@ -22,6 +22,7 @@ SOURCES = Registry(
         "run_directory": "ppdiag.analyzers.sources.run_directory:RunDirectory",
         "megascan": "ppdiag.analyzers.sources.megascan:MegaScan",
         "straggler_analysis": "ppdiag.analyzers.sources.straggler_analysis:StragglerAnalysis",
+        "nsight_systems": "ppdiag.analyzers.sources.nsight_systems:NsightSystems",
     },
 )
 

@@ -1,0 +1,409 @@
+"""Reads exports of Nsight Systems (``nsys export --type sqlite``): one file of all ranks of a machine, or one a rank.
+
+Each process with kernels is a rank. Ops are NVTX ranges that frameworks, torch's ``emit_nvtx`` or ppdiag's own hooks
+write, projected on the device; messages are NCCL's kernels, with what NCCL's NVTX ranges say of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ppdiag.analyzers.clock import message_bounds
+from ppdiag.analyzers.messages import MISSING as NO_PARTNER
+from ppdiag.analyzers.messages import match
+from ppdiag.analyzers.sources.device_ops import NEVER_LAUNCHED, Kernels, Message, Range, RankOps, project, spans_of
+from ppdiag.analyzers.sources.labels import best_family, label_of
+from ppdiag.analyzers.sources.nsight_database import MAGIC, MISSING, Database
+from ppdiag.analyzers.sources.nsight_nccl import CALLS, INITS, UNKNOWN, Payload, layouts, payload_of
+from ppdiag.errors import BadRecord, NoPipelineFound
+from ppdiag.model import NONE, Flag, Kind
+from ppdiag.trace import JobFacts, ProcessGroup, RankFacts, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ppdiag.analyzers.sources import Progress
+
+KERNELS, RUNTIME, RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+RANGE_TYPES = "59,60,70,71"
+"""Push/pop and start/end ranges, the last two imported from text files."""
+REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+PID_SHIFT = 24
+"""A global id holds the process above these bits; those below are the thread's number."""
+MOST_NS = 1 << 61
+LISTED = 8
+EPOCH_NS = 10**18
+"""Times beyond it count from 1970 (exports with ``--ts-normalize=true``); else from the begin of the recording."""
+_COMMUNICATION = re.compile(r"(?:void )?(?:nccl|rccl|msccl)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"rank[^0-9]?(\d{1,6})")
+
+
+class NsightSystems:
+    """The exports of one job, or a directory of these."""
+
+    description = "exports of Nsight Systems (.sqlite)"
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the path is an export, or a report that has to be exported first, or a directory with one."""
+        files = _files([path])
+        return bool(files) and (_is_report(files[0]) or _is_export(files[0]))
+
+    def read(self, paths: Sequence[Path], progress: Progress | None) -> Trace:
+        """The trace of one job.
+
+        Raises:
+            BadRecord: a file is no export.
+            NoPipelineFound: no range names an op of a pipeline.
+        """
+        files = [path for path in _files(paths) if not _is_report(path)]
+        reports = [path for path in _files(paths) if _is_report(path)]
+        if not files:
+            names = " ".join(str(path) for path in reports[:LISTED])
+            raise BadRecord(
+                f"{reports[0]}: a report of Nsight Systems, which only nsys can read; export it, and analyze what it "
+                f"writes: nsys export --type sqlite --include-blobs=true {names}"
+            )
+        found = _Found()
+        for done, path in enumerate(files):
+            if progress is not None:
+                progress("reading files", done, len(files))
+            found.processes += _read_file(path, found)
+        exported = {path.stem for path in files}
+        found.warnings += [f"{path.name}: not exported, left out" for path in reports if path.stem not in exported]
+        return _trace(found, source=", ".join(map(str, paths)))
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.sqlite")) + sorted(path.glob("*.nsys-rep")) if path.is_dir() else [path]
+        found += [file for file in inside if _is_report(file) or _is_export(file)]
+    return found
+
+
+def _is_report(path: Path) -> bool:
+    return path.suffix in REPORTS and path.is_file()
+
+
+def _is_export(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
+class Call(NamedTuple):
+    """A call of NCCL on the host. Times in ns."""
+
+    name: str
+    start_ns: int
+    thread: int
+    payload: Payload
+
+
+@dataclass(slots=True)
+class Process:
+    """One process of one file."""
+
+    path: Path
+    number: int
+    device: int
+    kernels: Kernels
+    threads: np.ndarray
+    """Thread that launched each kernel (global id)."""
+    names: list[str]
+    """Of the kernels' communication only, in the order of the kernels."""
+    ranges: list[Range] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    host: str = ""
+
+    def inits(self) -> list[Payload]:
+        """What this process said of itself when communicators began."""
+        return [call.payload for call in self.calls if call.name in INITS and call.payload.rank != UNKNOWN]
+
+
+@dataclass(slots=True)
+class _Found:
+    processes: list[Process] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    hosts: set[tuple[str, int]] = field(default_factory=set)
+    """Host and begin of each recording: each has a clock of its own."""
+
+
+def _read_file(path: Path, found: _Found) -> list[Process]:
+    """The processes of a file that launched kernels, their times from 1970 where the file knows them."""
+    database = Database(path)
+    try:
+        if not database.has(KERNELS) and not database.has(RANGES):
+            raise BadRecord(
+                f"{path}: expected an export of Nsight Systems with kernels, and found no table {KERNELS}; record with "
+                "nsys profile --trace=cuda,nvtx"
+            )
+        shift, host = _zero(database)
+        processes = _kernels(database, path, shift)
+        for process in processes.values():
+            process.host = host
+        _read_ranges(database, processes, shift)
+        found.hosts.add((host, shift))
+        found.warnings += [f"{path.name}: of the table {table} only the first rows were read" for table in database.cut]
+        return list(processes.values())
+    finally:
+        database.close()
+
+
+def _zero(database: Database) -> tuple[int, str]:
+    """When the recording began (ns from 1970; 0 where it is not known or its times contain it), and on what host."""
+    begin = 0
+    for (value,) in database.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)):
+        begin = value if isinstance(value, int) and 0 < value < MOST_NS else begin
+    first = database.numbers(KERNELS, ["start"])["start"][:1]
+    host = ""
+    for name, value in database.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value"), "\"name\" = 'Hostname'"):
+        host = str(value) if name == "Hostname" else host
+    return (0 if len(first) and first[0] > EPOCH_NS else begin), host
+
+
+def _kernels(database: Database, path: Path, shift: int) -> dict[int, Process]:
+    """Each process's kernels, by its number."""
+    columns = ["start", "end", "globalPid", "correlationId", "deviceId", "shortName", "demangledName"]
+    rows = np.concatenate([database.numbers(KERNELS, columns), database.numbers(GRAPHS, columns)])
+    rows = rows[(rows["start"] >= 0) & (rows["end"] >= rows["start"]) & (rows["end"] < MOST_NS - max(shift, 0))]
+    rows = rows[np.lexsort((rows["end"], rows["start"]))]
+    name_ids = np.where(rows["shortName"] >= 0, rows["shortName"], rows["demangledName"])
+    texts = database.texts(np.unique(name_ids))
+    communicating = [i for i, text in texts.items() if _COMMUNICATION.match(text)]
+    launch, thread = _launches(database, rows)
+    process = rows["globalPid"] >> PID_SHIFT
+    found = {}
+    for number in np.unique(process).tolist():
+        own = process == number
+        communicates = np.isin(name_ids[own], communicating)
+        launch_ns = np.where(launch[own] == NEVER_LAUNCHED, NEVER_LAUNCHED, launch[own] + shift)
+        kernels = Kernels(rows["start"][own] + shift, rows["end"][own] + shift, launch_ns, communicates)
+        names = [texts[i] for i in name_ids[own][communicates].tolist()]
+        found[number] = Process(path, number, int(rows["deviceId"][own].min()), kernels, thread[own], names)
+    return found
+
+
+def _launches(database: Database, kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """When and on which thread the host launched each kernel: the call with its correlation, of its process."""
+    calls = database.numbers(RUNTIME, ["start", "globalTid", "correlationId"])
+    launch = np.full(len(kernels), NEVER_LAUNCHED, np.int64)
+    thread = np.full(len(kernels), MISSING, np.int64)
+    if not len(calls) or not len(kernels):
+        return launch, thread
+    known = database.has_column(KERNELS, "globalPid")
+    key = np.stack([(calls["globalTid"] >> PID_SHIFT) * known, calls["correlationId"]])
+    order = np.lexsort(key[::-1])
+    keys = key[:, order]
+    packed, wanted = _pack(keys, np.stack([(kernels["globalPid"] >> PID_SHIFT) * known, kernels["correlationId"]]))
+    at = np.minimum(np.searchsorted(packed, wanted), len(packed) - 1)
+    hit = packed[at] == wanted
+    launch[hit], thread[hit] = calls["start"][order][at[hit]], calls["globalTid"][order][at[hit]]
+    return launch, thread
+
+
+def _pack(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (2 x n) as single numbers, of equal order."""
+    first = np.unique(np.concatenate([keys[0], wanted[0]]))
+    second = np.unique(np.concatenate([keys[1], wanted[1]]))
+
+    def number(pairs: np.ndarray) -> np.ndarray:
+        return np.searchsorted(first, pairs[0]) * len(second) + np.searchsorted(second, pairs[1])
+
+    return number(keys), number(wanted)
+
+
+def _read_ranges(database: Database, processes: dict[int, Process], shift: int) -> None:
+    """The ranges that name ops of a pipeline, and the calls of NCCL, of each process."""
+    ids = np.unique(database.numbers(RANGES, ["textId"])["textId"]).tolist()
+    texts = database.texts(ids)
+    layout = layouts(database)
+    last = max((int(p.kernels.end_ns.max()) for p in processes.values() if len(p.kernels.end_ns)), default=0)
+    columns = ("start", "end", "text", "textId", "globalTid", "binaryData", "jsonText")
+    where = f'"eventType" IN ({RANGE_TYPES})'
+    if database.has_column(RANGES, "text"):
+        where += ' AND ("text" IS NULL OR "text" NOT GLOB \'aten::*\')'  # nearly all of them under emit_nvtx
+    for start, end, text, text_id, thread, blob, json_text in database.rows(RANGES, columns, where):
+        name = text if isinstance(text, str) else texts.get(text_id, "") if isinstance(text_id, int) else ""
+        if not name or not isinstance(start, int) or not isinstance(thread, int) or not 0 <= start < MOST_NS:
+            continue
+        process = processes.get(thread >> PID_SHIFT) or (processes.get(MISSING) if len(processes) == 1 else None)
+        if process is None:
+            continue
+        if name in CALLS or name in INITS:
+            process.calls.append(Call(name, start + shift, thread, payload_of(blob, json_text, layout)))
+        elif (label := label_of(name)) is not None:
+            closed = end if isinstance(end, int) and start <= end < MOST_NS else None
+            process.ranges.append(Range(label, start + shift, last if closed is None else closed + shift))
+
+
+def _trace(found: _Found, source: str) -> Trace:
+    processes = [process for process in found.processes if len(process.kernels.start_ns)]
+    if not processes:
+        raise NoPipelineFound(
+            f"{source}: no kernel of a GPU is in this recording; record with nsys profile --trace=cuda,nvtx"
+        )
+    ranks = _number_ranks(processes, found)
+    family = best_family(part.label for process in processes for part in process.ranges)
+    if not family:
+        raise NoPipelineFound(_no_ops(ranks, source))
+    groups = _Groups(ranks)
+    parts, empty = [], 0
+    for rank, process in sorted(ranks.items()):
+        named = [part for part in process.ranges if part.label.family in ("", family)]
+        ops, without = project(named, process.kernels)
+        empty += without
+        parts.append(RankOps(rank, process.kernels, ops, _messages(rank, process, groups)))
+    found.warnings += _warnings(parts, empty, found)
+    spans = spans_of(parts)
+    if not len(spans):
+        raise NoPipelineFound(_no_ops(ranks, source))
+    trace = Trace(
+        spans=spans,
+        job=JobFacts(source=source, world_size=len(ranks)),
+        ranks={rank: RankFacts(rank, host=process.host, clock=process.host) for rank, process in ranks.items()},
+        groups=tuple(groups.groups) or (ProcessGroup("pipeline", tuple(sorted(ranks))),),
+        warnings=tuple(found.warnings),
+    )
+    return replace(trace, clock_error_s=_clock_error(trace)) if len(found.hosts) > 1 else trace
+
+
+def _number_ranks(processes: Sequence[Process], found: _Found) -> dict[int, Process]:
+    """Each process by its rank: as NCCL's largest communicator numbers it, else the file's name, else its place."""
+    largest = max((init.ranks for process in processes for init in process.inits()), default=0)
+    said = [next((i.rank for i in process.inits() if i.ranks == largest), None) for process in processes]
+    named = [_RANK_IN_NAME.search(process.path.stem) for process in processes]
+    by_name = [None if name is None else int(name[1]) for name in named]
+    for numbers in (said, by_name):
+        if None not in numbers and len(set(numbers)) == len(numbers):
+            return {
+                int(number): process for number, process in zip(numbers, processes, strict=True) if number is not None
+            }
+    if len(processes) > 1:
+        found.warnings.append(
+            "ranks are numbered by file, device and process: neither NCCL nor the files' names say them "
+            "(write one file a rank: nsys profile -o 'rank%q{RANK}')"
+        )
+    files = sorted({process.path for process in processes})
+    ordered = sorted(processes, key=lambda p: (files.index(p.path), p.device, p.number))
+    return dict(enumerate(ordered))
+
+
+def _no_ops(ranks: dict[int, Process], source: str) -> str:
+    """What a recording without a pipeline does say."""
+    rows = []
+    for rank, process in sorted(ranks.items())[:LISTED]:
+        busy, communicated, total = process.kernels.busy_s()
+        idle = max(0.0, total - busy - communicated)
+        rows.append(
+            f"rank {rank}: {len(process.kernels.start_ns)} kernels in {total:.3f} s, compute {busy:.3f} s, NCCL alone "
+            f"{communicated:.3f} s, idle {idle:.3f} s"
+        )
+    return (
+        f"{source}: no NVTX range names a forward or backward of a pipeline, so that idle time cannot be split by cause"
+        f" (ppdiag run writes such ranges, and so does torch.autograd.profiler.emit_nvtx); found {'; '.join(rows)}"
+    )
+
+
+class _Groups:
+    """The communicators of a job as process groups."""
+
+    def __init__(self, ranks: dict[int, Process]) -> None:
+        users: dict[int, set[int]] = defaultdict(set)
+        self._members: dict[int, dict[int, int]] = defaultdict(dict)
+        for rank, process in ranks.items():
+            for call in process.calls:
+                if call.payload.communicator != UNKNOWN:
+                    users[call.payload.communicator].add(rank)
+            for init in process.inits():
+                self._members[init.communicator][init.rank] = rank
+        for communicator, there in users.items():
+            if len(self._members[communicator]) < len(
+                there
+            ):  # its begin is not in the recording: ranks keep their order
+                self._members[communicator] = dict(enumerate(sorted(there)))
+        self._index = {communicator: i for i, communicator in enumerate(sorted(users))}
+        self.groups = [
+            ProcessGroup(f"communicator {i}", tuple(self._members[communicator].values()))
+            for communicator, i in self._index.items()
+        ]
+
+    def index(self, communicator: int) -> int:
+        """Place in ``groups``; ``NONE`` where the communicator is not known."""
+        return self._index.get(communicator, NONE)
+
+    def rank(self, communicator: int, member: int) -> int:
+        """The job's rank of a communicator's; ``NONE`` where it is not in the recording."""
+        return self._members[communicator].get(member, NONE) if communicator in self._members else NONE
+
+
+def _messages(rank: int, process: Process, groups: _Groups) -> list[Message]:
+    """NCCL's kernels as messages: a call belongs to the first kernel of NCCL that its thread launches from then on."""
+    kernels = process.kernels
+    carriers = np.flatnonzero(kernels.communicates)
+    found: list[Message] = []
+    seq: Counter[tuple[int, ...]] = Counter()
+    for thread in np.unique(process.threads[carriers]).tolist():
+        own = carriers[process.threads[carriers] == thread]
+        own = own[np.argsort(kernels.launch_ns[own], kind="stable")]
+        calls = [call for call in process.calls if call.thread == thread and call.name in CALLS]
+        places = np.searchsorted(kernels.launch_ns[own], np.array([call.start_ns for call in calls], np.int64))
+        for call, place in sorted(zip(calls, places.tolist(), strict=True), key=lambda pair: pair[0].start_ns):
+            if place < len(own):
+                found += _message(call, rank, (kernels, int(own[place])), groups, seq)
+    return sorted(found, key=lambda message: (message.start_ns, message.end_ns))
+
+
+def _message(
+    call: Call, rank: int, carrier: tuple[Kernels, int], groups: _Groups, seq: Counter[tuple[int, ...]]
+) -> list[Message]:
+    """A call as a message; none where its peer or group is not known."""
+    kind, op = CALLS[call.name]
+    group = groups.index(call.payload.communicator)
+    peer = groups.rank(call.payload.communicator, call.payload.peer) if kind is not Kind.COLLECTIVE else NONE
+    if group == NONE or peer == rank or (kind is not Kind.COLLECTIVE and call.payload.peer == UNKNOWN):
+        return []
+    kernels, at = carrier
+    key = (group, kind, peer) if kind is not Kind.COLLECTIVE else (group,)
+    number = seq[key]
+    seq[key] += 1
+    times = (int(kernels.start_ns[at]), int(kernels.end_ns[at]), int(kernels.launch_ns[at]))
+    return [Message(kind, op, group, peer, number, max(call.payload.size_bytes, 0), *times)]
+
+
+def _warnings(parts: Sequence[RankOps], empty: int, found: _Found) -> list[str]:
+    warnings = []
+    if not any(part.messages for part in parts):
+        warnings.append(
+            "NCCL's calls are not in this recording with their peers (nsys export --include-blobs=true keeps them): "
+            "messages are inferred from the gaps before ops, so that transfers and late senders are told apart by "
+            "the ends of ops alone"
+        )
+    lost = sum(int((part.kernels.launch_ns == NEVER_LAUNCHED).sum()) for part in parts)
+    if lost:
+        warnings.append(f"{lost} kernels have no launch in the recording: they are in no op")
+    if empty:
+        warnings.append(f"{empty} ranges of ops launched no kernel, and were left out")
+    if len(found.hosts) > 1:
+        warnings.append(
+            f"{len(found.hosts)} recordings are aligned by their hosts' wall clocks at their begin; the error is what "
+            "their messages bound it to"
+        )
+    return warnings
+
+
+def _clock_error(trace: Trace) -> float:
+    """How far a receive ends before its send began, at worst."""
+    spans = trace.spans
+    partner = match(trace).partner
+    inferred = (spans["flags"] & np.uint16(Flag.INFERRED)) != 0
+    received = np.flatnonzero((spans["kind"] == Kind.RECV) & (partner != NO_PARTNER) & ~inferred)
+    return message_bounds(spans["post_ns"][partner[received]], spans["end_ns"][received])
