@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppdiag.analyzers.replay import World, replay
-from ppdiag.analyzers.why import repaired_stage
+from ppdiag.analyzers.why import repaired_rank, repaired_stage
 from ppdiag.diagnosis import Cause
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES = 48
 """Candidates replayed for one cause; those with the most time of their own come first."""
+MOST_SLOW_RANKS = 4
+"""Ranks replayed with the work of the others: one that explains most of an imbalance is slower than all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Candidate:
 def candidates(cause: Cause, graph: Graph) -> list[Candidate]:
     """Places of a cause, the largest gain first; none for the bubble, which has no place."""
     if cause is Cause.IMBALANCE:
-        return _ranked(graph, *_stages(graph))
+        stages, ranks = _stages(graph), _slow_ranks(graph)
+        return _ranked(graph, [*stages[0], *ranks[0]], [*stages[1], *ranks[1]])
     if cause is Cause.HOST:
         return _ranked(graph, *_hosts(graph))
     if cause is Cause.COMMUNICATION:
@@ -61,6 +64,28 @@ def _stages(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
     total = {int(s): float(graph.work_NK[graph.stage_N == s].sum()) for s in np.unique(stage_of_work)}
     heaviest = sorted(total, key=lambda stage: -total[stage])[:MOST_CANDIDATES]
     return [{"stage": s} for s in heaviest], [World(work_NK=repaired_stage(graph, s)) for s in heaviest]
+
+
+def _slow_ranks(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
+    """The ranks furthest above the others: one may be slower than its twins, or in all stages that it holds."""
+    slowest = np.argsort(-_excess_of_ranks(graph), kind="stable")[:MOST_SLOW_RANKS]
+    return (
+        [{"rank": int(graph.ranks_R[r])} for r in slowest],
+        [World(work_NK=repaired_rank(graph, int(r))) for r in slowest],
+    )
+
+
+def _excess_of_ranks(graph: Graph) -> np.ndarray:
+    """Work of each rank over the mean of those with its first stage; of one without such twins, over that of all."""
+    count = len(graph.ranks_R)
+    work_R = np.bincount(graph.rank_N, weights=graph.work_NK.sum(axis=1), minlength=count)
+    stage_R = np.full(count, np.iinfo(np.int64).max)
+    staged = graph.stage_N >= 0
+    np.minimum.at(stage_R, graph.rank_N[staged], graph.stage_N[staged])
+    _, number, twins = np.unique(stage_R, return_inverse=True, return_counts=True)
+    number = number.ravel()
+    mean = np.bincount(number, weights=work_R) / twins
+    return work_R - np.where(twins[number] > 1, mean[number], work_R.mean())
 
 
 def _hosts(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:

@@ -75,15 +75,17 @@ def _messages_are_inferred(trace: Trace) -> bool:
 
 
 def _comes_first(context: Context, imbalance: float) -> bool:
-    """Whether one heavy stage is to be named before any larger cause: to re-split comes before any other tuning.
+    """Whether one heavy stage or rank is to be named before any larger cause: that comes before any other tuning.
 
     A bubble or a transfer is worth looking at only once the stages are of a length.
     """
-    return (
-        imbalance >= WORTH_A_WARNING
-        and _heavy_stage(context.graph) is not None
-        and _place(context, Cause.IMBALANCE).stage is not None
-    )
+    if imbalance < WORTH_A_WARNING:
+        return False
+    place = _place(context, Cause.IMBALANCE)
+    if place.rank is not None:
+        own, others = _rank_times(context.graph, place.rank)
+        return own >= HEAVY * others
+    return place.stage is not None and _heavy_stage(context.graph) is not None
 
 
 def _heavy_stage(graph: Graph) -> int | None:
@@ -145,13 +147,27 @@ def _place(context: Context, cause: Cause) -> blame.Candidate:
     """The stage, rank or link that the cause sits at; ``NOWHERE`` where no single one covers it."""
     if cause is Cause.BUBBLE or context.shape.doubt:
         return NOWHERE
-    if cause is Cause.IMBALANCE and context.imbalance.stage < max(context.imbalance.microbatch, context.imbalance.rank):
-        return NOWHERE
     found = blame.candidates(cause, context.graph)
     shares = context.shares
     blamed_s = float((shares.kept_K - shares.without_K[cause]).mean())
-    covered = found and found[0].gain_s >= LEAST_COVERED * blamed_s
-    return found[0] if covered else NOWHERE
+    covering = [candidate for candidate in found if candidate.gain_s >= LEAST_COVERED * blamed_s]
+    if cause is Cause.IMBALANCE:
+        covering = _of_the_largest_part(covering, context.imbalance)
+    return covering[0] if covering else NOWHERE
+
+
+def _of_the_largest_part(places: list[blame.Candidate], split: ImbalanceSplit) -> list[blame.Candidate]:
+    """The places at which the largest part of an imbalance can sit, best first.
+
+    Unequal stages: a stage, or a rank where that explains clearly more, since it holds several. Unequal twins: a rank.
+    Unequal microbatches: nowhere.
+    """
+    if split.microbatch > max(split.stage, split.rank):
+        return []
+    if split.rank > split.stage:
+        return [place for place in places if place.rank is not None]
+    least_s = LEAST_COVERED * max((place.gain_s for place in places), default=0.0)
+    return sorted(places, key=lambda place: place.stage is None or place.gain_s < least_s)
 
 
 def _stages_of_link(context: Context, link: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -175,6 +191,9 @@ def _bubble(context: Context, _place: blame.Candidate) -> str:
 
 
 def _imbalance(context: Context, place: blame.Candidate) -> str:
+    if place.rank is not None:
+        own, others = _rank_times(context.graph, place.rank)
+        return f"load imbalance: rank {place.rank} computes {own / others:.2f} times as long as the others on average"
     if place.stage is None:
         split = {"stages": context.imbalance.stage, "microbatches": context.imbalance.microbatch}
         split["ranks that hold the same stage"] = context.imbalance.rank
@@ -195,6 +214,21 @@ def _stage_times(graph: Graph, stage: int) -> tuple[float, float]:
     total = {int(s): float(graph.work_NK[graph.stage_N == s].sum()) for s in stages}
     others = [time for s, time in total.items() if s != stage] or [total[stage]]
     return total[stage], float(np.mean(others)) or 1.0
+
+
+def _rank_times(graph: Graph, rank: int) -> tuple[float, float]:
+    """Work of one rank, and mean work of the others that hold its stages (of all others where none does), in seconds.
+
+    Over all steps.
+    """
+    index = int(np.searchsorted(graph.ranks_R, rank))
+    work_R = np.bincount(graph.rank_N, weights=graph.work_NK.sum(axis=1), minlength=len(graph.ranks_R))
+    own_stages = graph.stage_N[(graph.rank_N == index) & (graph.stage_N >= 0)]
+    sharing = np.unique(graph.rank_N[np.isin(graph.stage_N, own_stages)])
+    others = sharing[sharing != index]
+    others = others if len(others) else np.flatnonzero(np.arange(len(work_R)) != index)
+    mean = float(work_R[others].mean()) if len(others) else float(work_R[index])
+    return float(work_R[index]), mean or 1.0
 
 
 def _communication(context: Context, place: blame.Candidate) -> str:

@@ -153,18 +153,35 @@ def repaired_stage(graph: Graph, stage: int) -> np.ndarray:
     return _scaled(graph, repaired)
 
 
+def repaired_rank(graph: Graph, rank: int) -> np.ndarray:
+    """Work of each event where the ops of one rank (an index) take the mean of their kind on the other ranks.
+
+    The mean of those that hold the same stage, where there are any: they do the same work.
+    """
+
+    def repaired(ops: Ops) -> np.ndarray:
+        here = ops.rank == rank
+        twins, others = (_mean_by(ops, number, among=~here) for number in (ops.kind_stage, ops.kind))
+        wanted = np.where(np.isnan(twins), others, twins)
+        ratio = np.where(np.isnan(wanted), 1.0, _ratio(wanted, _mean_by(ops, ops.kind_stage_rank)))
+        return np.where(here[:, None], ops.time_OK * ratio, ops.time_OK)
+
+    return _scaled(graph, repaired)
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """The compute ops of a graph. O ops, K steps.
 
     Attributes:
         time_OK: compute time.
-        stage: stage of each op.
+        stage, rank: stage of each op, and the index of its rank.
         kind, kind_stage, kind_stage_rank: class numbers of each op.
     """
 
     time_OK: np.ndarray
     stage: np.ndarray
+    rank: np.ndarray
     kind: np.ndarray
     kind_stage: np.ndarray
     kind_stage_rank: np.ndarray
@@ -182,7 +199,7 @@ def _scaled(graph: Graph, choose: Callable[[Ops], np.ndarray]) -> np.ndarray:
     np.add.at(time_OK, op_of_event, graph.work_NK[events])
     kind, stage, rank = _kinds(graph, first), graph.stage_N[first], graph.rank_N[first]
     stage = np.where(kind == Kind.OPTIMIZER, -1, stage)
-    ops = Ops(time_OK, stage, _numbered(kind), _numbered(kind, stage), _numbered(kind, stage, rank))
+    ops = Ops(time_OK, stage, rank, _numbered(kind), _numbered(kind, stage), _numbered(kind, stage, rank))
     chosen_OK = choose(ops)
     share = _ratio(graph.work_NK[events], time_OK[op_of_event])
     work_NK = graph.work_NK.copy()

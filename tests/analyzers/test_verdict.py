@@ -58,6 +58,27 @@ def test_one_heavy_chunk_of_an_interleaved_pipeline_is_named(stage: int) -> None
 
 
 @pytest.mark.parametrize("rank", range(4))
+def test_a_rank_that_is_slower_than_its_twin_is_named(rank: int) -> None:
+    settings = {"ranks": 2, "microbatches": 8, "replicas": 2, "tail": MS}
+    found = diagnose(pipeline("1F1B", duration=slower(2, rank=rank), **settings).trace())
+    assert verdict_of(found) == ("imbalance", None, None, rank, "measured")
+    assert f"rank {rank} computes 2.00 times as long as the others" in found.verdict.text
+
+
+def test_a_stage_that_is_slow_on_all_twins_is_named_as_a_stage() -> None:
+    settings = {"ranks": 2, "microbatches": 8, "replicas": 2, "tail": MS}
+    found = diagnose(pipeline("1F1B", duration=slower(2, stage=1), **settings).trace())
+    assert verdict_of(found) == ("imbalance", 1, None, None, "measured")
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_that_is_slow_in_all_stages_that_it_holds_is_named_as_a_rank(rank: int) -> None:
+    settings = {"ranks": 4, "microbatches": 8, "chunks": 2}
+    found = diagnose(pipeline("Interleaved1F1B", duration=slower(2, rank=rank), **settings).trace())
+    assert verdict_of(found) == ("imbalance", None, None, rank, "measured")
+
+
+@pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("place", ["between", "before_optimizer"])
 def test_a_rank_that_stalls_is_named(rank: int, place: str) -> None:
     settings = {place: on_rank(rank, 300)}
