@@ -109,6 +109,12 @@ def mode(*, dormant: bool, every: int | None, window: int | None, measure_overhe
     """
     if window is not None and every is None:
         raise click.UsageError("--window needs --every")
+    if dormant and every is not None:
+        raise click.UsageError("--dormant waits for ppdiag record, and --every does not: give one of them")
+    if every is not None and (window or DEFAULT_WINDOW) >= every:
+        raise click.UsageError(
+            f"--every {every} with windows of {window or DEFAULT_WINDOW} steps is every step: drop it"
+        )
     if measure_overhead and (dormant or every is not None):
         raise click.UsageError("--measure-overhead goes with neither --dormant nor --every")
     if measure_overhead:

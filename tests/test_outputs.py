@@ -1,0 +1,82 @@
+"""What is done with a diagnosis: files, standard output, conditions."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ppdiag import outputs
+from ppdiag.conditions import parse_condition
+from ppdiag.errors import OutputFailed
+from ppdiag.outputs import Wanted, report, terminal, writing_text
+from tests.reports.factory import make_diagnosis
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch):
+    diagnosis = make_diagnosis()
+    monkeypatch.setattr(outputs, "_diagnose", lambda _: diagnosis)
+    return diagnosis
+
+
+def test_all_that_is_wanted_is_written(tmp_path, capsys):
+    page, data = tmp_path / "page.html", tmp_path / "found.json"
+    assert report([Path("run")], Wanted(str(data), page)) == []
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert data.read_text(encoding="utf-8").startswith("{")
+    assert capsys.readouterr().out.startswith("Imbalance at stage 2\n")
+
+
+def test_nothing_is_printed_that_was_not_asked_for(capsys):
+    report([Path("run")], Wanted(summary=False))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_summary_goes_to_stderr_where_stdout_is_the_jobs(capsys):
+    report([Path("run")], Wanted(), summary_on_stderr=True)
+    out, err = capsys.readouterr()
+    assert (out, err.startswith("Imbalance at stage 2\n")) == ("", True)
+
+
+def test_no_line_ends_in_blanks_where_the_output_is_no_terminal(capsys):
+    report([Path("run")], Wanted())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_conditions_that_hold_are_told_with_their_value(found):
+    conditions = (parse_condition("imbalance>1%"), parse_condition("host>0.99"))
+    expected = f"imbalance>0.01 (imbalance is {found.why.imbalance:.3g})"
+    assert report([Path("run")], Wanted(conditions=conditions, summary=False)) == [expected]
+
+
+@pytest.mark.parametrize("kind", ["html", "json"])
+def test_no_directory_is_made_for_a_file(tmp_path, kind):
+    target = tmp_path / "new" / f"out.{kind}"
+    asked = Wanted(html=target) if kind == "html" else Wanted(json=str(target))
+    with pytest.raises(OutputFailed, match="No such file or directory"):
+        report([Path("run")], asked)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_is_shown_in_what_the_stream_can_hold(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with terminal() as console:
+        assert console.encoding == "ascii"
+
+
+def test_a_dash_is_standard_output(capsys):
+    with writing_text("-") as stream:
+        stream.write("text\n")
+    assert capsys.readouterr().out == "text\n"
+
+
+def test_progress_is_shown_at_terminals_only(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: False))
+    with outputs._progress() as progress:
+        assert progress is None
