@@ -1,0 +1,269 @@
+"""Lays the ops of a run out in the order of another schedule: the graph that the run would have had, of its own times.
+
+Each rank's ops are replaced; what follows them in the step (collectives of the gradients, the optimizer, data) stays.
+
+Shape letters: N events, K steps.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ppdiag.analyzers.edges import CHAIN
+from ppdiag.analyzers.graph import END, START, Graph
+from ppdiag.analyzers.messages import MISSING
+from ppdiag.analyzers.program import COMPUTE, POST, WAIT
+from ppdiag.analyzers.what_if.assemble import Event, Meeting, Script, assemble
+from ppdiag.analyzers.what_if.op_times import OpKey, op_times, source_microbatch, stage_mix
+from ppdiag.analyzers.what_if.run import AHEAD, FUSED, collective_time, is_op, link_time
+from ppdiag.model import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ppdiag.analyzers.schedules import Op
+    from ppdiag.analyzers.what_if.run import Run
+
+
+class Plan(NamedTuple):
+    """What the ranks of one pipeline are to run.
+
+    Attributes:
+        orders: the ops of each rank along the pipeline, of one call of the schedule.
+        stage_rank: position along the pipeline of each stage's rank.
+        messaging: how ranks pass messages, of ``run.FUSED``, ``run.PLAIN``, ``run.AHEAD``.
+        overlap: no rank waits until a send is taken, and a message travels as soon as it is there.
+        size: how many times as large as measured each microbatch is.
+    """
+
+    orders: Sequence[Sequence[Op]]
+    stage_rank: Sequence[int]
+    messaging: str
+    overlap: bool = False
+    size: float = 1.0
+
+
+def lay_out(run: Run, graph: Graph, plan: Plan) -> Graph:
+    """The graph of the plan, with the times of ``graph`` (the run's own, or one of the same events and other times).
+
+    Raises:
+        CyclicOrder: the ops of the plan wait for each other in a circle.
+    """
+    script = Script()
+    ops, tails = _Ops(run, graph, plan, script), _Tails(graph, script)
+    index = {int(rank): i for i, rank in enumerate(graph.ranks_R)}
+    place = {index[rank]: (d, p) for d, ranks in enumerate(run.shape.pipelines) for p, rank in enumerate(ranks)}
+    for rank in range(len(graph.ranks_R)):
+        script.add(Event(rank, START))
+        if rank in place:
+            ops.add(rank, *place[rank])
+        tails.add(rank)
+    script.meetings = tails.meetings()
+    times = {link: time * plan.size for link, time in link_time(graph).items()}
+    return assemble(script, graph, times, overlap=plan.overlap)
+
+
+class _Times:
+    """Times of the plan's ops, from those of the measured ops that they are like."""
+
+    def __init__(self, run: Run, graph: Graph, plan: Plan) -> None:
+        self.run, self.plan = run, plan
+        self.measured = op_times(run, graph)
+        self.ranks_R = graph.ranks_R
+        self.mix = stage_mix(len(plan.stage_rank), run.stages)
+        self.microbatches = 1 + max(op.microbatch for ops in plan.orders for op in ops)
+        self.split = {op[1:] for ops in plan.orders for op in ops if op.kind is Kind.WEIGHT}
+        ranks = plan.stage_rank
+        self.chunk = [sum(ranks[s] == ranks[stage] for s in range(stage)) for stage in range(len(ranks))]
+
+    def work(self, replica: int, op: Op) -> np.ndarray:
+        """Work of an op (K): that of the layers which its stage takes from the measured stages."""
+        split = (op.stage, op.microbatch % self.microbatches) in self.split
+        total = self.measured.nothing
+        for stage, share in self.mix[op.stage]:
+            rank = self.measured.holder[replica, stage]
+            total = total + share * self.measured.work(rank, stage, self._source(op), op.kind, split=split)
+        return total * self.plan.size
+
+    def _source(self, op: Op) -> int:
+        """The measured microbatch that the op's takes after."""
+        call, microbatch = divmod(op.microbatch, self.microbatches)
+        per_call = self.measured.per_call
+        return call * per_call + source_microbatch(microbatch, self.microbatches, per_call)
+
+    def host(self, rank: int, op: Op) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Host time around, on entering and on leaving an op (see ``op_times.Times``), as measured on its rank."""
+        key = self._like(rank, op)
+        if key is None:
+            return (self.measured.nothing,) * 3
+        times = self.measured.times[key]
+        # what came before a rank's first op of a step is not repeated before others that take after it
+        repeated = self.measured.first[rank] == key and op.microbatch > 0
+        around = self.measured.usual_around.get((rank, key.kind), times.around) if repeated else times.around
+        return around, times.enter, times.leave
+
+    def _like(self, rank: int, op: Op) -> OpKey | None:
+        """The measured op of the rank that is most like this one: of its stage, else of any; a W like a backward."""
+        kinds = (op.kind, Kind.BACKWARD) if op.kind is Kind.WEIGHT else (op.kind,)
+        own = self.run.shape.stages[int(self.ranks_R[rank])]
+        same = len(self.plan.stage_rank) == self.run.stages and op.stage in own
+        stages = (op.stage,) if same else (own[self.chunk[op.stage] % len(own)], *own)
+        keys = (OpKey(rank, int(kind), stage, self._source(op)) for kind in kinds for stage in stages)
+        return next((key for key in keys if key in self.measured.times), None)
+
+
+class _Ops:
+    """Writes the ops of each rank into a script, with their messages."""
+
+    def __init__(self, run: Run, graph: Graph, plan: Plan, script: Script) -> None:
+        self.run, self.plan, self.script = run, plan, script
+        self.times = _Times(run, graph, plan)
+        self.has_backward = bool(self.times.measured.kinds & {int(Kind.BACKWARD), int(Kind.WEIGHT)})
+        self.posted: set[Op] = set()
+        self.due = self.times.measured.nothing
+
+    def add(self, rank: int, replica: int, position: int) -> None:
+        """All ops of one rank, of every call of the schedule in a step."""
+        order = [op for op in self.plan.orders[position] if op.kind is Kind.FORWARD or self.has_backward]
+        count = self.times.microbatches
+        calls = range(self.run.shape.accumulation)
+        ops = [op._replace(microbatch=op.microbatch + call * count) for call in calls for op in order]
+        self.rank, self.replica = rank, replica
+        self.posted = set()
+        sending: Op | None = None  # a send that is still to be waited for
+        for op, following in pairwise([*ops, None]):
+            assert op is not None
+            self._compute(op, following)
+            if sending is not None:
+                self._wait_for_send(sending)
+                sending = None
+            if self._post_send(op) and self.plan.messaging == FUSED and not self.plan.overlap:
+                sending = op
+                if following is not None and following.kind is not op.kind:
+                    self._post_receive(following)
+                    self._wait_for_send(op)
+                    sending = None
+        if sending is not None:
+            self._wait_for_send(sending)
+
+    def _event(self, what: int, kind: Kind, op: Op, **times: np.ndarray) -> int:
+        return self.script.add(Event(self.rank, what, int(kind), op.stage, op.microbatch, **times))
+
+    def _compute(self, op: Op, following: Op | None) -> None:
+        around, enter, _ = self.times.host(self.rank, op)
+        self.due = around
+        self._post_receive(op)
+        if self.plan.messaging == AHEAD and following is not None:
+            self._post_receive(following)
+        if op in self.posted:
+            self.script.ends(self._input(op)).recv_wait = self._event(WAIT, Kind.RECV, op, host=self._take_due())
+        work = self.times.work(self.replica, op)
+        self._event(COMPUTE, op.kind, op, work=work, host=enter + self._take_due())
+
+    def _take_due(self) -> np.ndarray:
+        """Host time that the next event is to take."""
+        due, self.due = self.due, self.times.measured.nothing
+        return due
+
+    def _post_receive(self, op: Op) -> None:
+        if op in self.posted or self._input(op) is None:
+            return
+        self.posted.add(op)
+        self.script.ends(self._input(op)).recv_post = self._event(POST, Kind.RECV, op, host=self._take_due())
+
+    def _post_send(self, op: Op) -> bool:
+        name = self._output(op)
+        if name is None:
+            return False
+        _, _, leave = self.times.host(self.rank, op)
+        self.script.ends(name).send_post = self._event(POST, Kind.SEND, op, host=leave)
+        return True
+
+    def _wait_for_send(self, op: Op) -> None:
+        self.script.ends(self._output(op)).send_wait = self._event(WAIT, Kind.SEND, op)
+
+    def _input(self, op: Op) -> tuple[int, Op] | None:
+        """Name of the message that an op needs: the replica, and the op of another rank that makes it."""
+        if op.kind is Kind.WEIGHT:
+            return None
+        return self._crossing(op.stage - _direction(op), op.stage, op)
+
+    def _output(self, op: Op) -> tuple[int, Op] | None:
+        """Name of the message that an op makes for another rank."""
+        if op.kind is Kind.WEIGHT:
+            return None
+        return self._crossing(op.stage, op.stage + _direction(op), op)
+
+    def _crossing(self, source: int, target: int, op: Op) -> tuple[int, Op] | None:
+        ranks = self.plan.stage_rank
+        if min(source, target) < 0 or max(source, target) >= len(ranks) or ranks[source] == ranks[target]:
+            return None
+        return self.replica, op._replace(stage=source)
+
+
+def _direction(op: Op) -> int:
+    return 1 if op.kind is Kind.FORWARD else -1
+
+
+class _Tails:
+    """Copies what follows the last op of each rank: collectives of which all wait there, and the optimizer.
+
+    Times of what is left out go to the next event.
+    """
+
+    def __init__(self, graph: Graph, script: Script) -> None:
+        self.graph, self.script = graph, script
+        ranks = range(len(graph.ranks_R))
+        ops = np.flatnonzero(is_op(graph))
+        self.start = [int(np.searchsorted(graph.rank_N, rank)) for rank in ranks]
+        self.end = [int(np.searchsorted(graph.rank_N, rank, "right")) - 1 for rank in ranks]
+        self.last = [int(ops[graph.rank_N[ops] == rank].max(initial=self.start[rank])) for rank in ranks]
+        self.collective_NK = collective_time(graph)
+        self.kept = _tail_meetings(graph, np.array(self.last))
+        self.events = {e for m in self.kept for e in (*m.posts, *(wait for wait, _, _ in m.waits))}
+        self.moved: dict[int, int] = {}
+
+    def add(self, rank: int) -> None:
+        """The tail of one rank, to its end."""
+        graph, last, end = self.graph, self.last[rank], self.end[rank]
+        assert graph.what_N[end] == END
+        early = [event for event in range(self.start[rank], last) if event in self.events]  # posts during the last ops
+        due = np.zeros(len(graph.steps_K))
+        for event in early + list(range(last + 1, end)):
+            sends = graph.what_N[event] == POST and graph.kind_N[event] == Kind.SEND  # counted with its op
+            if event > last and not sends:
+                due = due + graph.host_NK[event]
+            if event in self.events or (event > last and graph.what_N[event] == COMPUTE):
+                self.moved[event] = self._copy(rank, event, due)
+                due = np.zeros(len(graph.steps_K))
+            elif event > last:
+                due = due + self.collective_NK[event]
+        self.script.add(Event(rank, END, host=due + graph.host_NK[end]))
+
+    def _copy(self, rank: int, event: int, host: np.ndarray) -> int:
+        graph = self.graph
+        labels = int(graph.kind_N[event]), int(graph.stage_N[event]), int(graph.microbatch_N[event])
+        return self.script.add(Event(rank, int(graph.what_N[event]), *labels, graph.work_NK[event], host))
+
+    def meetings(self) -> list[Meeting]:
+        """The collectives, with the events that now stand for theirs."""
+        moved = self.moved
+        return [
+            Meeting([moved[e] for e in m.posts], [(moved[wait], link, time) for wait, link, time in m.waits])
+            for m in self.kept
+        ]
+
+
+def _tail_meetings(graph: Graph, last: np.ndarray) -> list[Meeting]:
+    """The measured collectives of which every wait comes after its rank's last op."""
+    found: dict[int, Meeting] = {}
+    source, target = graph.joins_J[graph.src_E], graph.joins_J[graph.dst_E]
+    for edge in np.flatnonzero((target == MISSING) & (graph.link_E == CHAIN)).tolist():
+        found.setdefault(int(graph.dst_E[edge]), Meeting()).posts.append(int(graph.last_E[edge]))
+    for edge in np.flatnonzero(source == MISSING).tolist():
+        wait = int(target[edge]), int(graph.link_E[edge]), np.maximum(graph.transfer_EK[edge], 0.0)
+        found[int(graph.src_E[edge])].waits.append(wait)
+    return [m for m in found.values() if m.waits and all(w > last[graph.rank_N[w]] for w, _, _ in m.waits)]
