@@ -11,14 +11,13 @@ import click
 
 import ppdiag
 from ppdiag.commands import COMMANDS
-from ppdiag.errors import CannotRead, PpdiagError
+from ppdiag.errors import CannotRead, PpdiagError, see
 from ppdiag.outputs import discard_output, printing
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell has it."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE."""
-MESSAGES = "docs/messages.md"
 WIDEST_SUMMARY = 400
 """Characters of a command's first sentence in the list of commands: all of it, over several lines."""
 
@@ -81,7 +80,7 @@ class CommandGroup(click.Group):
         except Exception as error:  # noqa: BLE001  (a fault of ours, in one line; -v shows where)
             if ctx.params.get("verbose"):
                 traceback.print_exception(error)
-            line = f"unexpected {type(error).__name__}: {error} (see {MESSAGES}#{PpdiagError.slug}; -v shows where)"
+            line = f"unexpected {type(error).__name__}: {error} {see(PpdiagError.slug)}; -v shows where"
             click.echo(f"ppdiag: {line}", err=True)
             sys.exit(PpdiagError.exit_code)
 
@@ -101,7 +100,7 @@ def open_closed_streams() -> None:
 
 
 def _fail(error: PpdiagError) -> NoReturn:
-    click.echo(f"ppdiag: {error} (see {MESSAGES}#{error.slug})", err=True)
+    click.echo(f"ppdiag: {error} {see(error.slug)}", err=True)
     sys.exit(error.exit_code)
 
 

@@ -112,8 +112,26 @@ def test_the_docstring_of_each_symptom_has_its_four_parts(name):
     ]
 
 
-def test_each_message_has_a_section_and_each_section_a_message():
-    assert sorted(_sections("docs/messages.md")) == sorted({error.slug for error in ERRORS})
+def _page_of_messages() -> str:
+    """What docs/messages.md has to be: the docstrings of the errors, in their order."""
+    lines = [
+        "# Messages",
+        "",
+        "Each message of ppdiag ends with one of these names; `ppdiag explain NAME` says the same as here. Made of",
+        "the docstrings of `ppdiag/errors.py`. [The command line](command-line.md#exit-codes) lists the exit codes.",
+    ]
+    for error in ERRORS:
+        first, *rest = inspect.cleandoc(error.__doc__ or "").split("\n\n")
+        lines += ["", f"## {error.slug}", "", f"{first} Exit code {error.exit_code}."]
+        lines += [line for paragraph in rest for line in ("", paragraph)]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_of_messages_is_made_of_the_docstrings_of_the_errors():
+    page = DOCS / "messages.md"
+    if os.environ.get("UPDATE_DOCS"):
+        page.write_text(_page_of_messages(), encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == _page_of_messages(), "see CONTRIBUTING.md: UPDATE_DOCS=1"
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.slug)

@@ -17,22 +17,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.symptoms import MEGATRON, is_verdict, severity
+from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
 
-RESPLIT = {
-    "torch.distributed.pipelining": (
-        "other layers for each PipelineStage (or other split points in pipeline(split_spec=...))"
-    ),
-    "deepspeed": "partition_method of PipelineModule: 'parameters' or 'type:REGEX' (layers of a class) are balanced",
-    **dict.fromkeys(
-        MEGATRON,
-        "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, or --pipeline-model-parallel-layout",
-    ),
-}
+HOW = in_words_of(
+    megatron="--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, or "
+    "--pipeline-model-parallel-layout",
+    torch="other layers for each PipelineStage (or other split points in pipeline(split_spec=...))",
+    deepspeed="partition_method of PipelineModule: 'parameters' or 'type:REGEX' (layers of a class) are balanced",
+    other="the layers of each stage, where your script splits the model",
+)
+MEASURE_AFTER = "compute time of each stage (the bar chart): within 10 % of each other"
 
 
 def find(evidence: Evidence) -> Symptom | None:
@@ -77,14 +75,15 @@ def _advice(evidence: Evidence) -> Advice:
             "clocks, throttling and other processes on the slow rank's host",
         )
     else:
-        stage = evidence.diagnosis.verdict.stage
-        named = f"stage {stage}" if stage is not None else "the slow stages"
+        verdict = evidence.diagnosis.verdict
+        places = {"stage": verdict.stage, "rank": verdict.rank}
+        named = next((f"{kind} {number}" for kind, number in places.items() if number is not None), "the slow stages")
         action = f"Move layers off {named}, by measured time"
-        how = RESPLIT.get(evidence.framework, "the layers of each stage, where your script splits the model")
+        how = evidence.says(HOW)
     return Advice(
         action=action,
         how=how,
         gain_fraction=max(0.0, evidence.gains[Cause.IMBALANCE]),
         source="replay of the run with equal work: an upper bound, since layers cannot be cut at will",
-        measure_after="compute time of each stage (the bar chart): within 10 % of each other",
+        measure_after=MEASURE_AFTER,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ppdiag.errors import NoPipelineFound, PpdiagError
+from ppdiag.errors import NoPipelineFound, NothingRecorded, PpdiagError, see
 from ppdiag.launch import (
     check_command,
     default_run_directory,
@@ -82,9 +82,9 @@ def _say_what_is_wrong(command: Sequence[str]) -> None:
         for line in check.lines(command):
             _say(line)
     except PpdiagError as error:
-        _say(f"{error} (see {error.slug})")
+        _say(f"{error} {see(error.slug)}")
     except Exception as error:  # noqa: BLE001  (a fault of the check is no fault of the job)
-        _say(f"the check of the command failed: {type(error).__name__}: {error} (see error)")
+        _say(f"the check of the command failed: {type(error).__name__}: {error} {see(PpdiagError.slug)}")
 
 
 def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequence[str]:
@@ -98,7 +98,7 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequen
     except PpdiagError as error:
         unexpected = ""
         asleep = dormant and isinstance(error, NoPipelineFound)
-        _say(f"{error} (see {error.slug})" + ("; the job was dormant: did ppdiag record wake it?" if asleep else ""))
+        _say(f"{error} {see(error.slug)}" + ("; the job was dormant: did ppdiag record wake it?" if asleep else ""))
     except KeyboardInterrupt:
         unexpected = ""
         _say("analysis interrupted")
@@ -108,7 +108,7 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequen
         unexpected = "-v "
         if click.get_current_context().find_root().params.get("verbose"):
             traceback.print_exception(error)
-        _say(f"the analysis failed: {type(error).__name__}: {error} (see error)")
+        _say(f"the analysis failed: {type(error).__name__}: {error} {see(PpdiagError.slug)}")
     else:
         for condition in holding:
             _say(f"--fail-on {condition}")
@@ -120,7 +120,7 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequen
 
 
 def _say_silent(path: Path) -> Sequence[str]:
-    _say(f"nothing was recorded. {why_silent(path)} (see nothing-recorded)")
+    _say(f"nothing was recorded. {why_silent(path)} {see(NothingRecorded.slug)}")
     return ()
 
 

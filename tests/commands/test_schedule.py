@@ -83,7 +83,7 @@ def test_what_cannot_be_drawn_is_one_line_and_exit_code_2(arguments, words):
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
-    assert "#bad-shape" in done.stderr
+    assert "(see ppdiag explain bad-shape)" in done.stderr
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
