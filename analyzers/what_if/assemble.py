@@ -147,7 +147,7 @@ class _Wires:
     def __init__(
         self, script: Script, measured: Graph, links: list[Link], link_time: Mapping[tuple[int, int], np.ndarray]
     ) -> None:
-        self.events, self.ranks_R, self.links, self.time = script.events, measured.ranks_R, links, dict(link_time)
+        self.events, self.ranks_R, self.links, self.time = script.events, measured.ranks_R, links, link_time
         nothing = np.zeros(len(measured.steps_K))
         self.usual = np.mean(np.stack(list(link_time.values())), axis=0) if link_time else nothing
         self.number = {link: i for i, link in enumerate(links)}
@@ -160,8 +160,8 @@ class _Wires:
             if Link(src, dst) not in self.number:
                 self.number[Link(src, dst)] = len(self.links)
                 self.links.append(Link(src, dst))
-        times = [self.time.get(pair, self.usual) for pair in pairs]
-        return np.array([self.number[Link(*pair)] for pair in pairs]), np.stack(times)
+        times = np.stack([self.time.get(pair, self.usual) for pair in pairs])
+        return np.array([self.number[Link(*pair)] for pair in pairs]), times
 
 
 def _message_edges(

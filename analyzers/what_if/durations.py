@@ -39,6 +39,8 @@ def changed(run: Run, change: Change) -> Graph:
         graph = replace(graph, work_NK=equalised_work(graph)["stage"])
     if change.layers is not None:
         graph = _other_layers(run, graph, change)
+    if change.repair or change.even_stages or change.layers is not None:
+        graph = _without_excess(graph)
     if change.checkpoint:
         graph = _recomputing(run, graph)
     for link in change.links:
@@ -102,6 +104,13 @@ def _other_layers(run: Run, graph: Graph, change: Change) -> Graph:
     factor_S = stage_factors(stage_seconds(graph, run.stages), change.layers, change.layers_now)
     factor_N = np.where(is_op(graph), factor_S[np.maximum(graph.stage_N, 0)], 1.0)
     return replace(graph, work_NK=graph.work_NK * factor_N[:, None])
+
+
+def _without_excess(graph: Graph) -> Graph:
+    """What an inferred message took over the usual is a wait for work as it was: it goes with that work."""
+    if graph.excess_EK is None:
+        return graph
+    return replace(graph, transfer_EK=graph.transfer_EK - graph.excess_EK, excess_EK=None)
 
 
 def _recomputing(run: Run, graph: Graph) -> Graph:
