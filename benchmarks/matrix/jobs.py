@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ SCRIPTS, TOOLS = ROOT / "tests" / "jobs", ROOT / "tests" / "tools"
 TIMEOUT_S = 180.0
 """A job takes some seconds; on a very busy machine many times as long."""
 FIRST_ADDRESS = "10.99.0.1"
+MARK = "job.json"
+"""Beside a run directory that is whole: the job that made it."""
 
 
 class JobFailed(Exception):
@@ -94,6 +96,21 @@ class Forge:
             self.close()
             raise JobFailed(f"a job did not end within {TIMEOUT_S:.0f} s")
         return list(json.loads(line))
+
+
+def recorded(job: Job, folder: Path, forge: Forge | None) -> Path | None:
+    """The run directory of a job, made where it is not in the folder yet; None where it is not and there is no forge.
+
+    Raises:
+        JobFailed: the job had to run, and failed.
+    """
+    mark, text = folder / MARK, json.dumps(asdict(job))
+    if not mark.exists() or mark.read_text() != text:
+        if forge is None:
+            return None
+        forge.run(job, folder)
+        mark.write_text(text)
+    return folder / "run"
 
 
 def _start() -> subprocess.Popen[str]:

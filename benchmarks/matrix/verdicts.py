@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import random
 import sys
 from collections import Counter
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.matrix.cases import RANKS, Answer, Case, cases
-from benchmarks.matrix.jobs import Forge, JobFailed, can_shape_links
+from benchmarks.matrix.jobs import Forge, JobFailed, can_shape_links, recorded
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.sources.run_directory import RunDirectory
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 RIGHT, NO_PLACE, UNDECIDED, UNSURE, WRONG = "right", "no place", "undecided", "wrong, unsure", "wrong, confident"
 SCORES = (RIGHT, NO_PLACE, UNDECIDED, UNSURE, WRONG)
 LEAST_RIGHT, MOST_WRONG = 0.95, 0.01
-MARK = "job.json"
 
 
 def matches(found: Diagnosis, right: Answer) -> bool:
@@ -55,24 +53,11 @@ def score(found: Diagnosis, right: Sequence[Answer]) -> str:
     return WRONG if verdict.confidence == "measured" else UNSURE
 
 
-def recorded(case: Case, folder: Path, forge: Forge | None) -> Path | None:
-    """The run directory of a case, made where it is not there; None where it is not and there is no forge."""
-    job = json.dumps(asdict(case.job))
-    own = folder / case.name
-    mark = own / MARK
-    if not mark.exists() or mark.read_text() != job:
-        if forge is None:
-            return None
-        forge.run(case.job, own)
-        mark.write_text(job)
-    return own / "run"
-
-
 def results(chosen: Iterable[Case], folder: Path, forge: Forge | None) -> Iterator[tuple[Case, str, Diagnosis]]:
     """Runs, analyses and scores the cases, one by one."""
     for case in chosen:
         try:
-            run_dir = recorded(case, folder, forge)
+            run_dir = recorded(case.job, folder / case.name, forge)
         except JobFailed as error:
             print(f"{case.name}: {error}", file=sys.stderr)
             continue

@@ -1,7 +1,8 @@
 """A pipeline whose stages sleep instead of computing: every duration is known, and two cores carry many ranks.
 
 Run under torchrun; each virtual stage sleeps ``--forward-ms`` in its forward and ``--backward-ms`` in its backward
-(half of it for the input and half for the weights, so that schedules which split the backward split it too).
+(half of it for the input and half for the weights, so that schedules which split the backward split it too), or what
+``--stage-ms`` says of it.
 
     torchrun --standalone --nproc-per-node 4 tests/jobs/sleeping_pipeline.py --schedule 1F1B --stage-factor 2:2
 
@@ -50,8 +51,8 @@ class SleepingStage(nn.Module):
     def __init__(self, args: argparse.Namespace, stage: int, chunk: int) -> None:
         super().__init__()
         self.first = stage == 0
-        self.forward_s = args.forward_ms / 1e3
-        self.backward_s = args.backward_ms / 1e3
+        usual_ms = (args.forward_ms, args.backward_ms / 2, args.backward_ms / 2)
+        self.forward_s, self.input_s, self.weight_s = (ms / 1e3 for ms in args.stage_ms.get(stage, usual_ms))
         rank = dist.get_rank()
         self.factor = args.stage_factor.get(stage, 1.0) * args.chunk_factor.get(chunk, 1.0)
         self.factor *= args.rank_factor.get(rank, 1.0)
@@ -65,15 +66,21 @@ class SleepingStage(nn.Module):
         self.microbatch += 1
         if self.first:
             x = x + self.entry  # the backward must reach the sleep although the input needs no gradient
-        half_backward_s = factor * self.backward_s / 2
-        x = Sleep.apply(x, factor * self.forward_s, half_backward_s)
-        return torch.tanh(x @ Sleep.apply(self.weight, 0.0, half_backward_s))
+        x = Sleep.apply(x, factor * self.forward_s, factor * self.input_s)
+        return torch.tanh(x @ Sleep.apply(self.weight, 0.0, factor * self.weight_s))
 
 
 def factors(text: str) -> tuple[int, float]:
     """``INDEX:FACTOR``."""
     index, factor = text.split(":")
     return int(index), float(factor)
+
+
+def stage_times(text: str) -> tuple[int, tuple[float, ...]]:
+    """``STAGE:F:B:W``."""
+    stage, *times = text.split(":")
+    forward, backward, weight = map(float, times)
+    return int(stage), (forward, backward, weight)
 
 
 def host_sleep_of(text: str) -> tuple[int, float, str]:
@@ -93,12 +100,15 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=1, help="rows of a microbatch: a message has 32 bytes for each")
     parser.add_argument("--forward-ms", type=float, default=10.0)
     parser.add_argument("--backward-ms", type=float, default=20.0)
+    times = parser.add_argument("--stage-ms", type=stage_times, action="append", default=[], metavar="STAGE:F:B:W")
+    times.help = "ms of one stage's forward, backward of the input, and of the weights; may be repeated"
     for name in ("stage", "chunk", "rank", "microbatch"):
         option = f"--{name}-factor"
         text = f"work of one {name} (stages counted over all virtual stages) times FACTOR; may be repeated"
         parser.add_argument(option, type=factors, action="append", default=[], metavar="INDEX:FACTOR", help=text)
     sleepers = parser.add_argument("--host-sleep", type=host_sleep_of, action="append", default=[])
     sleepers.metavar, sleepers.help = "RANK:MS:PLACE", f"PLACE is one of {', '.join(PLACES)}; may be repeated"
+    parser.add_argument("--meet", action="store_true", help="all ranks meet before the optimizer, as for a norm")
     parser.add_argument("--replicas", type=int, default=1, help="data-parallel pipelines")
     parser.add_argument(
         "--report", default="", metavar="PREFIX", help="append the number of each ended step to PREFIX<rank>"
@@ -106,7 +116,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--raise-at", type=factors, default=None, metavar="RANK:STEP", help="raise in this rank's step")
     parser.add_argument("--quiet", action="store_true")
     args = parser.parse_args(argv)
-    for name in ("stage_factor", "chunk_factor", "rank_factor", "microbatch_factor"):
+    for name in ("stage_ms", "stage_factor", "chunk_factor", "rank_factor", "microbatch_factor"):
         setattr(args, name, dict(getattr(args, name)))
     return args
 
@@ -236,6 +246,8 @@ def train(args: argparse.Namespace) -> None:
         losses: list[torch.Tensor] = []
         schedule.step(*first, **last, losses=losses)
         reduce_gradients(modules, twins)
+        if args.meet:
+            dist.all_reduce(torch.ones(1))
         time.sleep(sleep_s(args, "optimizer"))
         optimizer.step()
         optimizer.zero_grad()
