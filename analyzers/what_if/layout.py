@@ -17,8 +17,9 @@ from ppdiag.analyzers.graph import END, START, Graph
 from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import COMPUTE, POST, WAIT
 from ppdiag.analyzers.what_if.assemble import Event, Meeting, Script, assemble
+from ppdiag.analyzers.what_if.layers import layer_times
 from ppdiag.analyzers.what_if.op_times import OpKey, op_times, source_microbatch, stage_mix
-from ppdiag.analyzers.what_if.run import AHEAD, FUSED, collective_time, is_op, link_time
+from ppdiag.analyzers.what_if.run import AHEAD, FUSED, collective_time, is_op, link_time, stage_seconds
 from ppdiag.model import Kind
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class _Times:
         self.run, self.plan = run, plan
         self.measured = op_times(run, graph)
         self.ranks_R = graph.ranks_R
-        self.mix = stage_mix(len(plan.stage_rank), run.stages)
+        self.mix = stage_mix(len(plan.stage_rank), run.stages, _ends(stage_seconds(graph, run.stages)))
         self.microbatches = 1 + max(op.microbatch for ops in plan.orders for op in ops)
         self.split = {op[1:] for ops in plan.orders for op in ops if op.kind is Kind.WEIGHT}
         ranks = plan.stage_rank
@@ -113,6 +114,14 @@ class _Times:
         stages = (op.stage,) if same else (own[self.chunk[op.stage] % len(own)], *own)
         keys = (OpKey(rank, int(kind), stage, self._source(op)) for kind in kinds for stage in stages)
         return next((key for key in keys if key in self.measured.times), None)
+
+
+def _ends(stage_S: np.ndarray) -> tuple[float, float]:
+    """Share of the first stage's time that is no layer (embedding), and of the last's (head and loss)."""
+    if len(stage_S) < 2:
+        return 0.0, 0.0
+    times = layer_times(stage_S, [1] * len(stage_S))
+    return times.before / max(stage_S[0], 1e-12), times.after / max(stage_S[-1], 1e-12)
 
 
 class _Ops:

@@ -180,15 +180,31 @@ def source_microbatch(microbatch: int, count: int, measured: int) -> int:
     return 1 + (microbatch - 1) % (measured - 2) if measured > 2 else microbatch % measured
 
 
-def stage_mix(stages: int, measured: int) -> list[list[tuple[int, float]]]:
+def stage_mix(stages: int, measured: int, ends: tuple[float, float] = (0.0, 0.0)) -> list[list[tuple[int, float]]]:
     """Which measured stages each of ``stages`` takes its layers from, and how much of each: all in the model's order.
+
+    Args:
+        stages: how many there are to be.
+        measured: how many there were.
+        ends: share of the first measured stage that is embedding, and of the last that is head and loss: they stay on
+            the first and the last stage.
 
     >>> stage_mix(2, 4), stage_mix(4, 2)[1]
     ([[(0, 1.0), (1, 1.0)], [(2, 1.0), (3, 1.0)]], [(0, 0.5)])
+    >>> stage_mix(4, 2, (0.0, 0.5))[2:]
+    [[(1, 0.25)], [(1, 0.75)]]
     """
+    layers = [1.0] * measured
+    layers[0] -= ends[0]
+    layers[-1] -= ends[1]
     mix = []
     for stage in range(stages):
         low, high = stage * measured, (stage + 1) * measured  # in 1/stages of a measured stage
         parts = range(low // stages, -(-high // stages))
-        mix.append([(s, (min(high, (s + 1) * stages) - max(low, s * stages)) / stages) for s in parts])
+        shares = {s: layers[s] * (min(high, (s + 1) * stages) - max(low, s * stages)) / stages for s in parts}
+        if stage == 0:
+            shares[0] += ends[0]
+        if stage == stages - 1:
+            shares[measured - 1] += ends[1]
+        mix.append(list(shares.items()))
     return mix

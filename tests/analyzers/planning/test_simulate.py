@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,6 +54,17 @@ def test_the_simulated_bubble_is_that_of_the_closed_form(name, known_as, shape):
     assert expected is not None
     assert result.bubble_fraction_W[0] == pytest.approx(expected)
     assert result.bubble_over_ideal_W[0] == pytest.approx(expected / (1 - expected))
+
+
+def test_every_shape_idles_as_the_published_formulas_say():
+    # (P-1) / (M+P-1) for GPipe and 1F1B, (P-1) / (VM+P-1) interleaved where M is a multiple of P; F = B
+    for ranks, microbatches, chunks in product(range(1, 9), range(1, 33), range(1, 5)):
+        expected = (ranks - 1) / (chunks * microbatches + ranks - 1)
+        names = ("gpipe", "1f1b") if chunks == 1 else ("interleaved",) if microbatches % ranks == 0 else ()
+        for name in names:
+            work = program(name, ranks=ranks, chunks=chunks, microbatches=microbatches)
+            found = uniform(work, forward=1, backward=1).bubble_fraction_W[0]
+            assert found == pytest.approx(expected), (name, ranks, chunks, microbatches)
 
 
 def test_naive_idles_all_but_one_rank_at_a_time():

@@ -77,6 +77,26 @@ def test_another_schedule_takes_what_the_job_with_that_schedule_takes(name: str,
     assert found.step_s * 1e3 == pytest.approx(step_ms(pipeline_of(name, chunks=chunks)), rel=0.005)
 
 
+@pytest.mark.parametrize(("chunks", "microbatches"), [(1, 4), (1, 32), (2, 8), (3, 12), (4, 32)])
+def test_the_predicted_bubble_is_that_of_the_published_formula(chunks: int, microbatches: int) -> None:
+    name = "1f1b" if chunks == 1 else "interleaved"
+    run = run_of_pipeline(pipeline_of())
+    found = predict(run, Change(schedule=name, chunks=chunks, microbatches=microbatches))
+    busy_s, pipeline_s = microbatches * 0.036, found.step_s - 0.001
+    assert 1 - busy_s / pipeline_s == pytest.approx((RANKS - 1) / (chunks * microbatches + RANKS - 1))
+
+
+def test_head_and_loss_stay_on_the_last_stage() -> None:
+    # the last stage's second half is head and loss: interleaved, stage 6 has half a stage of layers, and stage 7 half a
+    # stage and the head, 18 + 36 ms a microbatch
+    found = predict(run_of_pipeline(pipeline_of(duration=slow(3, 4))), Change(schedule="interleaved", chunks=2))
+
+    def heavy(op: Op, _rank: int, _step: int) -> int:
+        return (6 if op.kind is Kind.FORWARD else 12) * MS * (3 if op.stage == 7 else 1)
+
+    assert found.step_s * 1e3 == pytest.approx(step_ms(pipeline_of("interleaved", chunks=2, duration=heavy)), rel=0.005)
+
+
 def test_a_split_backward_is_put_together_again() -> None:
     found = predict(run_of_pipeline(pipeline_of("zb-v", chunks=2)), Change(schedule="1f1b"))
     assert found.step_s == pytest.approx(0.397)
