@@ -6,6 +6,8 @@ slow link each rank lives in a network namespace of its own.
 
 from __future__ import annotations
 
+import argparse
+import atexit
 import contextlib
 import json
 import os
@@ -50,16 +52,34 @@ class Job:
     links: tuple[str, ...] = ()
 
 
+def options(about: str, folder: str) -> argparse.ArgumentParser:
+    """What the benchmarks share: where their records are, and which of their jobs to run."""
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path(folder), help=f"where the records are (default: {folder})")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rescore", action="store_true", help="run no jobs: judge the records that are there")
+    which.add_argument("--again", action="store_true", help="run all jobs, also those whose record is there")
+    return parser
+
+
+def forge_of(args: argparse.Namespace) -> Forge | None:
+    """The forge that the options ask for."""
+    if args.again:
+        shutil.rmtree(args.folder, ignore_errors=True)
+    return None if args.rescore else Forge()
+
+
 def can_shape_links() -> bool:
     """Whether this machine lets us make namespaces with TUN devices."""
     return os.geteuid() == 0 and os.access("/dev/net/tun", os.W_OK) and shutil.which("ip") is not None
 
 
 class Forge:
-    """Runs jobs, one at a time. To be closed (``contextlib.closing``)."""
+    """Runs jobs, one at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        atexit.register(self.close)
 
     def close(self) -> None:
         """End the process from which the ranks are forked, and a job that hangs."""

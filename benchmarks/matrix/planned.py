@@ -1,6 +1,6 @@
 """Planned layouts as real jobs: do a step and its bubble take what ``ppdiag plan`` says?
 
-    python -m benchmarks.matrix.planned [--folder planned-jobs] [--rescore]
+    python -m benchmarks.matrix.planned [--again | --rescore]
 
 Each layout's ops are made to sleep as long as the plan says, scaled so that the shortest op takes 20 ms: a job that
 sleeps has some 0.5 ms of its own around each op. Tensor and data parallelism are in the durations only. Jobs whose
@@ -9,16 +9,13 @@ record is in the folder are not run again. About 3 minutes on two idle cores.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from benchmarks.matrix.jobs import Forge, Job, JobFailed, recorded
+from benchmarks.matrix.jobs import Job, JobFailed, forge_of, options, recorded
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.planning import layout, orders, plan, simulate
 from ppdiag.analyzers.planning.hardware import DEVICES, NETWORKS, Cluster
@@ -114,25 +111,22 @@ def line(wish: Wish, planned: Prediction, found: Diagnosis) -> tuple[str, bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path("planned-jobs"), help="where the records are")
-    parser.add_argument("--rescore", action="store_true", help="run no jobs: compare the records that are there")
-    args = parser.parse_args()
+    args = options(__doc__, "planned-jobs").parse_args()
+    forge = forge_of(args)
     print(f"{'':<46}{'step, ms':>25}   {'bubble, of the step':>19}")
     print(f"{'':<46}{'planned measured   error':>25}   planned found points")
     good = []
-    with contextlib.closing(Forge()) as forge:
-        for number, wish in enumerate(WISHES):
-            planned = predict(wish)
-            try:
-                run_dir = recorded(planned.job, args.folder / str(number), None if args.rescore else forge)
-            except JobFailed as error:
-                print(f"{wish}: {error}", file=sys.stderr)
-                continue
-            if run_dir is not None:
-                text, met = line(wish, planned, diagnose(RunDirectory().read([run_dir], None)))
-                good.append(met)
-                print(text, flush=True)
+    for number, wish in enumerate(WISHES):
+        planned = predict(wish)
+        try:
+            run_dir = recorded(planned.job, args.folder / str(number), forge)
+        except JobFailed as error:
+            print(f"{wish}: {error}", file=sys.stderr)
+            continue
+        if run_dir is not None:
+            text, met = line(wish, planned, diagnose(RunDirectory().read([run_dir], None)))
+            good.append(met)
+            print(text, flush=True)
     print(f"\n{sum(good)} of {len(WISHES)} within {MOST_ERROR:.0%} in both")
     return 0 if sum(good) == len(WISHES) else 1
 

@@ -1,6 +1,6 @@
 """What-if answers against the truth: the change is predicted from a record, then really made and measured.
 
-    python -m benchmarks.matrix.predictions [--folder predicted-jobs] [--rescore]
+    python -m benchmarks.matrix.predictions [--again | --rescore]
 
 Both jobs of a pair sleep instead of computing, so that the change is made exactly. Jobs whose record is in the folder
 are not run again. About 5 minutes on two idle cores.
@@ -8,21 +8,19 @@ are not run again. About 5 minutes on two idle cores.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from benchmarks.matrix.jobs import Forge, Job, JobFailed, can_shape_links, recorded
+from benchmarks.matrix.jobs import Forge, Job, JobFailed, can_shape_links, forge_of, options, recorded
 from ppdiag.analyzers.diagnose import analyse
 from ppdiag.analyzers.sources.run_directory import RunDirectory
 from ppdiag.analyzers.what_if import Change, LinkFactor, Place, predict, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ppdiag.trace import Trace
 
@@ -102,20 +100,16 @@ def read(job: Job, folder: Path, forge: Forge | None) -> Trace | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path("predicted-jobs"), help="where the records are")
-    parser.add_argument("--rescore", action="store_true", help="run no jobs: compare the records that are there")
-    args = parser.parse_args()
+    args = options(__doc__, "predicted-jobs").parse_args()
+    forge = forge_of(args)
     chosen = [pair for pair in pairs() if can_shape_links() or not pair.before.links]
     print(f"{'planted':<17}{'schedule':<17}{'change':<42}{'before':>8}{'predicted':>10}{'measured':>9}{'error':>8}")
     good = []
-    with contextlib.closing(Forge()) as forge:
-        for number, pair in enumerate(chosen):
-            own = None if args.rescore else forge
-            before = read(pair.before, args.folder / f"{number}-before", own)
-            after = read(pair.after, args.folder / f"{number}-after", own)
-            if before is not None and after is not None:
-                good.append(compare(pair, before, after))
+    for number, pair in enumerate(chosen):
+        before = read(pair.before, args.folder / f"{number}-before", forge)
+        after = read(pair.after, args.folder / f"{number}-after", forge)
+        if before is not None and after is not None:
+            good.append(compare(pair, before, after))
     print(f"\n{sum(good)} of {len(chosen)} predictions within {MOST_ERROR:.0%} of the measured step; times in ms")
     return 0 if sum(good) >= LEAST_GOOD * len(chosen) else 1
 

@@ -1,29 +1,28 @@
 """Verdicts on planted faults: real jobs, recorded and analysed, and how many verdicts are right.
 
-    python -m benchmarks.matrix.verdicts [--seed 1] [--only WORDS] [--sample N] [--folder fault-matrix]
+    python -m benchmarks.matrix.verdicts [--seed 1] [--only WORDS] [--sample N] [--again | --rescore]
 
-Jobs whose record is in the folder are not run again, so that a run may be interrupted, and the records scored anew
-after a change of the analysis (``--rescore`` runs nothing). All of them take about 15 minutes on two idle cores.
+Jobs whose record is in the folder are not run again, so that a run may be interrupted; ``--again`` runs all, and
+``--rescore`` none: it judges the records after a change of the analysis. About 20 minutes on two idle cores.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import random
 import sys
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.matrix.cases import RANKS, Answer, Case, cases
-from benchmarks.matrix.jobs import Forge, JobFailed, can_shape_links, recorded
+from benchmarks.matrix.jobs import Forge, JobFailed, can_shape_links, forge_of, options, recorded
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.sources.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from ppdiag.diagnosis import Diagnosis
 
@@ -95,18 +94,15 @@ def choose(args: argparse.Namespace) -> list[Case]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__, "fault-matrix")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--sample", type=int, default=0, help="so many of them, at random")
-    parser.add_argument("--folder", type=Path, default=Path("fault-matrix"), help="where the records are")
-    parser.add_argument("--rescore", action="store_true", help="run no jobs: score the records that are there")
     args = parser.parse_args()
     scores: dict[Case, str] = {}
-    with contextlib.closing(Forge()) as forge:
-        for case, scored, found in results(choose(args), args.folder, None if args.rescore else forge):
-            scores[case] = scored
-            show(case, scored, found)
+    for case, scored, found in results(choose(args), args.folder, forge_of(args)):
+        scores[case] = scored
+        show(case, scored, found)
     print(f"\n{table(scores)}")
     count = Counter(scores.values())
     good = count[RIGHT] >= LEAST_RIGHT * len(scores) and count[WRONG] <= MOST_WRONG * len(scores)
