@@ -13,6 +13,7 @@ from ppdiag.analyzers import results, timeline, verdict
 from ppdiag.analyzers.attribution import attribute, split_imbalance
 from ppdiag.analyzers.overhead import overhead, shortfall
 from ppdiag.analyzers.replay import World, replay
+from ppdiag.analyzers.root_cause import root_cause
 from ppdiag.analyzers.shape import label
 from ppdiag.analyzers.steps import find_steps
 from ppdiag.analyzers.symptoms import Evidence, find_symptoms
@@ -122,6 +123,7 @@ def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None
         warnings=(*results.warnings(trace, steps), *shortfall(trace), *_left_out(analysis.left_out)),
         step_times_s=tuple(steps.duration_s.tolist()),
         timeline=timeline.median_step(program, steps, graphs[0], measured),
+        root_cause=root_cause(graphs[0], trace, shape, idle=attribution.where().total, step_of=steps.recorded),
     )
     evidence = Evidence(diagnosis, analysis, gains=verdict.gains(context))
     tell(_PARTS[4], 4, 4)

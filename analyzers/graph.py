@@ -9,8 +9,8 @@ rank only adds up host time and work, so that every edge runs from a join ``src`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from ppdiag.analyzers.step_blocks import Positions, positions_of, signature
 from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ppdiag.analyzers.steps import Steps
 
 START, END = 3, 4
@@ -99,6 +101,12 @@ class Graph:
     def end_joins(self) -> np.ndarray:
         """The joins at which the ranks end (R)."""
         return self.join_N[self.what_N == END]
+
+    def only(self, columns: Sequence[int] | np.ndarray) -> Graph:
+        """The same structure with only these of its steps (indices)."""
+        times: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name[-1] == "K"}
+        chosen: dict[str, Any] = {name: None if t is None else t[..., columns] for name, t in times.items()}
+        return replace(self, **chosen)
 
 
 def build_graphs(program: Program, steps: Steps) -> tuple[list[Graph], int]:

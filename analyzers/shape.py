@@ -51,6 +51,11 @@ class Shape:
         """V, virtual stages of a rank."""
         return max(len(stages) for stages in self.stages.values())
 
+    def stages_of_link(self, src: int, dst: int) -> tuple[int, int]:
+        """The stages at the ends of a link of two ranks: the first neighbours among those that they hold."""
+        pairs = [(a, b) for a in self.stages[src] for b in self.stages[dst] if abs(a - b) == 1]
+        return pairs[0] if pairs else (self.stages[src][0], self.stages[dst][0])
+
 
 def label(trace: Trace, steps: Steps) -> tuple[Trace, Shape]:
     """The trace with stage, chunk and microbatch filled in where they were missing, and the pipeline's shape."""

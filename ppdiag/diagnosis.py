@@ -7,6 +7,7 @@ Fractions are of the step time summed over the ranks concerned, so ``why`` and `
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -185,6 +186,68 @@ class LinkResult:
 
 
 @dataclass(frozen=True, slots=True)
+class CriticalSpan:
+    """One span of a critical path; times from the step's begin."""
+
+    rank: int
+    """Where it ran; of a message its sender, of a collective its last member."""
+    what: str
+    """forward | backward | weight | optimizer | host | message | collective | step before."""
+    stage: int | None
+    microbatch: int | None
+    link: tuple[int, int] | None
+    """Of a message: (sending rank, receiving rank)."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The spans for which the median step took as long as it did; they follow each other and fill the step."""
+
+    step: int
+    length_s: float
+    spans: tuple[CriticalSpan, ...]
+    by_what_s: Mapping[str, float]
+    by_rank_s: Mapping[int, float]
+    by_stage_s: Mapping[int, float]
+    """Seconds of the ops of each stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where idle time began: each wait is followed to what made it last longer than in the equal-work schedule."""
+
+    what: str
+    """schedule | work | host | message | collective | step before | unexplained."""
+    stage: int | None
+    """Of work."""
+    op: str | None
+    """Of work: forward | backward | weight | optimizer."""
+    rank: int | None
+    """Of host time; of work and messages the one rank (of a message its sender) that most of it began at."""
+    link: tuple[int, int] | None
+    """Of a message: (source stage, destination stage)."""
+    group: str | None
+    """Of a collective: its process group."""
+    fraction: float
+    """Idle time that began here, of the step time summed over ranks; the origins sum to the idle fraction."""
+    own_fraction: float
+    """The part in which the place itself stood idle; the rest are the waits of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """Idle time by where it began, and what a step's length was made of."""
+
+    origins: tuple[Origin, ...]
+    """The largest first."""
+    steps: int
+    """How many steps were followed back."""
+    critical_path: CriticalPath
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The one thing to know first."""
 
@@ -276,6 +339,7 @@ class Diagnosis:
     step_times_s: tuple[float, ...] = field(default=())
     """Of the analysed steps, in order; for drawing."""
     timeline: Timeline | None = None
+    root_cause: RootCause | None = None
 
     @property
     def idle_fraction(self) -> float:
@@ -309,6 +373,7 @@ class Diagnosis:
             "symptoms": [_symptom(symptom) for symptom in self.symptoms],
             "transports": _plain(self.transports),
             "warnings": _plain(self.warnings),
+            "root_cause": _plain(self.root_cause),
         }
 
 
@@ -326,6 +391,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  (any part of a diagnosis)
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
     return value
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ppdiag.reports.figures import Theme
     from ppdiag.reports.words import Word
 
+MAX_ORIGINS = 12
+"""Rows of the table of origins."""
 MAX_RANKS = 1024
 """Rows of the table of ranks; of more ranks the most idle ones are shown."""
 BAR_UNITS = 1000
@@ -78,6 +80,7 @@ def page(diagnosis: Diagnosis) -> str:
         ranks=ranks,
         ranks_left_out=len(diagnosis.ranks) - len(ranks),
         charts=list(_charts(diagnosis)),
+        origins=diagnosis.root_cause.origins[:MAX_ORIGINS] if diagnosis.root_cause else (),
         has_weight=any(stage.weight_s > 0 for stage in diagnosis.stages),
         has_memory=_has_memory(diagnosis.stages) or _has_memory(ranks),
     )  # fmt: skip
@@ -96,7 +99,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("duration", "size", "rough_percent", "rank_list", "what_first", "count_of")
+    names = ("duration", "size", "rough_percent", "rank_list", "what_first", "count_of", "origin_name")
     environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in names}})
     environment.globals.update(
         causes=CAUSE_KEYS,

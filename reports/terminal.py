@@ -19,6 +19,7 @@ from ppdiag.reports.words import (
     PLACES,
     count_of,
     duration,
+    origin_name,
     rank_list,
     rough_percent,
     size,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 12
 """Rows of a table before the rest is left out: the verdict has to stay on the screen."""
 MAX_LINKS = 4
+MAX_ORIGINS = 3
 SHOWN = 0.0005
 """Below it a share prints as 0.0 %."""
 WIDE = 70
@@ -54,7 +56,7 @@ PLAIN = str.maketrans({"µ": "u"})
 def render(diagnosis: Diagnosis, console: Console) -> None:
     """Print the diagnosis."""
     writer = _Writer(console)
-    parts = (_verdict, _facts, _stages, _idle, _rank, _links, _symptoms, _warnings, _trust)
+    parts = (_verdict, _facts, _stages, _idle, _origins, _rank, _links, _symptoms, _warnings, _trust)
     shown = [body for part in parts if (body := part(diagnosis, writer))]
     for i, body in enumerate(shown):
         if i:
@@ -241,6 +243,15 @@ def _imbalance(diagnosis: Diagnosis) -> str:
     split = diagnosis.imbalance
     parts = (("between stages", split.stage), ("between microbatches", split.microbatch), ("a slow rank", split.rank))
     return "imbalance: " + ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= SHOWN)
+
+
+def _origins(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
+    """The places at which most of the idle time began."""
+    if diagnosis.root_cause is None or diagnosis.idle_fraction < WORTH_SAYING:
+        return []
+    first = diagnosis.root_cause.origins[:MAX_ORIGINS]
+    rows = [(percent(origin.fraction / diagnosis.idle_fraction), origin_name(origin)) for origin in first]
+    return [writer.heading("Where idle time began, each wait followed back (share of idle)"), writer.pairs(rows)]
 
 
 def _parts(parts: Sequence[tuple[str, float]], name: str, writer: _Writer) -> Table:

@@ -11,7 +11,7 @@ from ppdiag.diagnosis import Cause, Place, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppdiag.diagnosis import Diagnosis, Verdict
+    from ppdiag.diagnosis import Diagnosis, Origin, Verdict
 
 
 class Word(NamedTuple):
@@ -199,6 +199,19 @@ def cause_label(cause: str) -> str:
 def what_first(diagnosis: Diagnosis) -> str:
     """The headline of a diagnosis: a job that stands still comes before all that its steps lost."""
     return visible(diagnosis.stuck.title) if diagnosis.stuck is not None else headline(diagnosis.verdict)
+
+
+def origin_name(origin: Origin) -> str:
+    """Where idle time began, in a few words."""
+    rank = "" if origin.rank is None else f", rank {origin.rank}"
+    if origin.what == "work":
+        return f"{origin.op}{'' if origin.stage is None else f' of stage {origin.stage}'}{rank}"
+    if origin.what == "message" and origin.link is not None:
+        return f"messages from stage {origin.link[0]} to stage {origin.link[1]}{rank and f' (rank {origin.rank})'}"
+    if origin.what == "collective":
+        return f"collectives of {origin.group or 'a group without a name'}"
+    names = {"schedule": "the schedule itself", "host": f"host of rank {origin.rank}", "step before": "a step before"}
+    return names.get(origin.what, origin.what)
 
 
 def headline(verdict: Verdict) -> str:
