@@ -71,6 +71,7 @@ def replay(graph: Graph, worlds: Sequence[World], *, keep_joins: bool = False) -
         start_RWK = _next_starts(graph, walk.end_RWK, walk.duration_WK)
         bound_WK = walk.bound_by(start_RWK)
         if not bound_WK.any():
+            walk.start_at(start_RWK)
             break
         walk.again(start_RWK, bound_WK)
     return Replay(walk.duration_WK, walk.join_JWK)
@@ -134,6 +135,12 @@ class Walk:
         later = new > self._passed_SWK + settled
         earlier = (old >= self._passed_SWK - settled) & (new < old - settled)
         return np.asarray((later | earlier).any(axis=0))
+
+    def start_at(self, start_RWK: np.ndarray) -> None:
+        """Takes over starts that bind no join."""
+        self.start_RWK = start_RWK
+        if self.join_JWK is not None:
+            self.join_JWK[self.graph.start_joins] = start_RWK
 
     def again(self, start_RWK: np.ndarray, chosen_WK: np.ndarray) -> None:
         """Walks from these starts, in all worlds and steps that have one chosen."""

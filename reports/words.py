@@ -86,6 +86,10 @@ GLOSSARY = (
         ),
     ),
     (
+        "critical path",
+        "The chain of ops, messages and host gaps for which a step took as long as it did: shortening others gains nothing.",
+    ),
+    (
         "replay error",
         (
             "How far each step, replayed with the medians over all steps of host time and transfers, is from the step "
