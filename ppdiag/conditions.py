@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ppdiag.errors import BadCondition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ppdiag.diagnosis import Diagnosis
 
@@ -48,14 +48,18 @@ class Condition:
 
     def holds(self, diagnosis: Diagnosis) -> bool:
         """Whether the comparison is true of this diagnosis."""
-        return _OPERATORS[self.comparison](self.value(diagnosis), self.limit)
+        return self.is_true_of(self.value(diagnosis))
+
+    def is_true_of(self, value: float) -> bool:
+        """Whether the comparison is true of a number."""
+        return _OPERATORS[self.comparison](value, self.limit)
 
     def __str__(self) -> str:
         return f"{self.name}{self.comparison}{self.limit:g}"
 
 
-def parse_condition(text: str) -> Condition:
-    """Read a condition.
+def parse_condition(text: str, names: Collection[str] = tuple(QUANTITIES)) -> Condition:
+    """Read a condition on one of these quantities; all but ``step_s`` are fractions of the step.
 
     Raises:
         BadCondition: it is not ``NAME OPERATOR NUMBER``.
@@ -64,18 +68,18 @@ def parse_condition(text: str) -> Condition:
     Condition(name='idle', comparison='>', limit=0.3)
     """
     match = _FORM.match(text)
-    if match is None or match[1] not in QUANTITIES or (match[4] and match[1] == "step_s"):
-        raise _bad(text)
+    if match is None or match[1] not in names or (match[4] and match[1] == "step_s"):
+        raise _bad(text, names)
     try:
         limit = float(match[3])
     except ValueError:
-        raise _bad(text) from None
+        raise _bad(text, names) from None
     limit = limit / 100 if match[4] else limit
     if limit > 1 and match[1] != "step_s":
         raise BadCondition(f"{text!r}: {match[1]} is a fraction of the step, 0 to 1; for 5 per cent write 0.05 or 5%")
     return Condition(match[1], match[2], limit)
 
 
-def _bad(text: str) -> BadCondition:
-    names = ", ".join(QUANTITIES)
-    return BadCondition(f"cannot read the condition {text!r}; write NAME>NUMBER (or >=, <, <=), NAME one of {names}")
+def _bad(text: str, names: Collection[str]) -> BadCondition:
+    listed = ", ".join(names)
+    return BadCondition(f"cannot read the condition {text!r}; write NAME>NUMBER (or >=, <, <=), NAME one of {listed}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.errors import OutputFailed
+from ppdiag.hang import Hang
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from ppdiag.analyzers.diagnose import Analysis
     from ppdiag.conditions import Condition
     from ppdiag.diagnosis import Diagnosis
 
@@ -49,6 +51,9 @@ def report(paths: Sequence[Path], wanted: Wanted, *, summary_on_stderr: bool = F
         PpdiagError: the record cannot be used, or a report cannot be written.
     """
     diagnosis = _diagnose(paths)
+    if isinstance(diagnosis, Hang):
+        _report_hang(diagnosis, wanted, on_stderr=summary_on_stderr)
+        return []
     if wanted.json is not None:
         _write_json(diagnosis, wanted.json)
     if wanted.html is not None:
@@ -63,13 +68,27 @@ def report(paths: Sequence[Path], wanted: Wanted, *, summary_on_stderr: bool = F
     ]
 
 
-def _diagnose(paths: Sequence[Path]) -> Diagnosis:
+def _diagnose(paths: Sequence[Path]) -> Diagnosis | Hang:
     # numpy and pandas load here, after the job has ended and not for --help.
     from ppdiag.analyzers.diagnose import diagnose  # noqa: PLC0415
-    from ppdiag.analyzers.sources import read_trace  # noqa: PLC0415
+    from ppdiag.analyzers.hang import diagnose_hang  # noqa: PLC0415
+    from ppdiag.analyzers.sources import read_recording  # noqa: PLC0415
+    from ppdiag.trace import Trace  # noqa: PLC0415
 
-    with _progress() as progress:
-        return diagnose(read_trace(paths, progress), progress)
+    with progress() as tell:
+        recording = read_recording(paths, tell)
+        return diagnose(recording, tell) if isinstance(recording, Trace) else diagnose_hang(recording)
+
+
+def _report_hang(hang: Hang, wanted: Wanted, *, on_stderr: bool) -> None:
+    """Writes what was found of a hang: it has no step, so that there is no page of it, and no condition on one."""
+    if wanted.html is not None or wanted.conditions:
+        raise OutputFailed(f"{hang.source}: dumps of a hang hold no times: no --html, no --fail-on; --json has all of it")
+    if wanted.json is not None:
+        _write_json(hang, wanted.json)
+    if wanted.summary:
+        with terminal(on_stderr=on_stderr) as console:
+            _report("hang")(hang, console)
 
 
 def _report(name: str) -> Any:  # noqa: ANN401  (each report has its own signature)
@@ -78,7 +97,7 @@ def _report(name: str) -> Any:  # noqa: ANN401  (each report has its own signatu
     return REPORTS.load(name)
 
 
-def _write_json(diagnosis: Diagnosis, target: str) -> None:
+def _write_json(diagnosis: Diagnosis | Hang, target: str) -> None:
     with writing_text(target) as stream:
         _report("json")(diagnosis, stream)
 
@@ -180,7 +199,7 @@ def writing(target: str | Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Progress | None]:
+def progress() -> Iterator[Progress | None]:
     """A progress line on stderr while it is a terminal; nothing at all elsewhere."""
     if not sys.stderr.isatty():
         yield None

@@ -78,5 +78,5 @@ def test_a_dash_is_standard_output(capsys):
 
 def test_progress_is_shown_at_terminals_only(monkeypatch):
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: False))
-    with outputs._progress() as progress:
+    with outputs.progress() as progress:
         assert progress is None

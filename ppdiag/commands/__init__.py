@@ -9,6 +9,7 @@ COMMANDS = Registry(
     {
         "run": "ppdiag.commands.run:run",
         "analyze": "ppdiag.commands.analyze:analyze",
+        "compare": "ppdiag.commands.compare:compare",
         "explain": "ppdiag.commands.explain:explain",
         "env": "ppdiag.commands.env:env",
         "record": "ppdiag.commands.record:record",
