@@ -80,10 +80,25 @@ def _diagnose(paths: Sequence[Path]) -> Diagnosis | Hang:
         return diagnose(recording, tell) if isinstance(recording, Trace) else diagnose_hang(recording)
 
 
+def take_apart(paths: Sequence[Path]) -> Analysis:
+    """A record taken apart, for questions that its diagnosis does not answer.
+
+    Raises:
+        PpdiagError: the record cannot be used.
+    """
+    from ppdiag.analyzers.diagnose import analyse  # noqa: PLC0415
+    from ppdiag.analyzers.sources import read_trace  # noqa: PLC0415
+
+    with progress() as tell:
+        return analyse(read_trace(paths, tell), tell)
+
+
 def _report_hang(hang: Hang, wanted: Wanted, *, on_stderr: bool) -> None:
     """Writes what was found of a hang: it has no step, so that there is no page of it, and no condition on one."""
     if wanted.html is not None or wanted.conditions:
-        raise OutputFailed(f"{hang.source}: dumps of a hang hold no times: no --html, no --fail-on; --json has all of it")
+        raise OutputFailed(
+            f"{hang.source}: dumps of a hang hold no times: no --html, no --fail-on; --json has all of it"
+        )
     if wanted.json is not None:
         _write_json(hang, wanted.json)
     if wanted.summary:

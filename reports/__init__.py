@@ -10,5 +10,6 @@ REPORTS = Registry(
         "terminal": "ppdiag.reports.terminal:render",
         "json": "ppdiag.reports.json:write",
         "html": "ppdiag.reports.html:write",
+        "hang": "ppdiag.reports.hang:render",
     },
 )

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from ppdiag.diagnosis import Diagnosis
+    from ppdiag.hang import Hang
 
 
-def write(diagnosis: Diagnosis, stream: TextIO) -> None:
+def write(diagnosis: Diagnosis | Hang, stream: TextIO) -> None:
     """Write the diagnosis to a text stream, keys in the schema's order, one newline at the end.
 
     Numbers that JSON cannot hold (NaN, infinity) become null. A stream that is not UTF-8 gets ASCII with escapes.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ppdiag.errors import NotARun, PathNotFound
+from ppdiag.analyzers.sources.sorting import some, sort_out
+from ppdiag.errors import NoPipelineFound
 from ppdiag.registry import Registry
+from ppdiag.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ppdiag.trace import Trace
+    from ppdiag.analyzers.sources.flight_recorder import Dumps
 
     Progress = Callable[[str, int, int], None]
     """Told what is being done, how much of it is done, and how much there is."""
@@ -23,6 +26,7 @@ SOURCES = Registry(
         "megascan": "ppdiag.analyzers.sources.megascan:MegaScan",
         "straggler_analysis": "ppdiag.analyzers.sources.straggler_analysis:StragglerAnalysis",
         "nsight_systems": "ppdiag.analyzers.sources.nsight_systems:NsightSystems",
+        "flight_recorder": "ppdiag.analyzers.sources.flight_recorder:FlightRecorder",
     },
 )
 
@@ -37,28 +41,46 @@ class Source(Protocol):
         """Whether the path looks like this format; looks at names and first bytes only."""
         ...
 
-    def read(self, paths: Sequence[Path], progress: Progress | None) -> Trace:
-        """The trace of all paths together."""
+    def read(self, paths: Sequence[Path], progress: Progress | None) -> Trace | Dumps:
+        """The trace of all paths together; dumps where the format holds no times."""
         ...
 
 
-def read_trace(paths: Sequence[Path], progress: Progress | None = None) -> Trace:
+def read_recording(paths: Sequence[Path], progress: Progress | None = None) -> Trace | Dumps:
     """Reads one recording, of whichever known format.
 
     Args:
-        paths: what the user named: files or directories that belong to one job.
+        paths: what the user named: files, directories or patterns that belong to one job.
         progress: told about long work.
+
+    Returns:
+        A trace; dumps where the recording holds no times.
 
     Raises:
         PathNotFound: a path does not exist.
-        NotARun: no source recognises the paths, or they are of different formats.
+        NotARun: no source recognises the paths.
     """
-    for path in paths:
-        if not path.exists():
-            raise PathNotFound(f"{path}: no such file or directory")
-    sources: list[Source] = [SOURCES.load(name)() for name in SOURCES.names()]
-    for source in sources:
-        if all(source.recognises(path) for path in paths):
-            return source.read(paths, progress)
-    known = "; ".join(source.description for source in sources)
-    raise NotARun(f"{', '.join(map(str, paths))}: not a recording that ppdiag can read (it reads {known})")
+    sources: dict[str, Source] = {name: SOURCES.load(name)() for name in SOURCES.names()}
+    chosen = sort_out(paths, sources)
+    recording = sources[chosen.name].read(chosen.paths, progress)
+    if not chosen.left_out:
+        return recording
+    warnings = (*chosen.left_out, *recording.warnings)
+    if isinstance(recording, Trace):
+        return replace(recording, warnings=warnings, job=replace(recording.job, source=some(paths)))
+    return replace(recording, warnings=warnings, source=some(paths))
+
+
+def read_trace(paths: Sequence[Path], progress: Progress | None = None) -> Trace:
+    """Reads one recording that holds times.
+
+    Raises:
+        NoPipelineFound: it holds dumps of a hang, and no times.
+        PathNotFound, NotARun: as :func:`read_recording`.
+    """
+    recording = read_recording(paths, progress)
+    if not isinstance(recording, Trace):
+        raise NoPipelineFound(
+            f"{recording.source}: these dumps say who waits for whom, and hold no times; ppdiag analyze says it"
+        )
+    return recording

@@ -1,0 +1,119 @@
+"""Sorts out what the user named: which files are a recording of what, which of them are read, and what is left out."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppdiag.errors import NotARun, PathNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ppdiag.analyzers.sources import Source
+
+MOST_FILES = 100_000
+LISTED = 4
+HANGS = ("flight_recorder",)
+"""Sources that hold no times: read only where there is nothing else."""
+WHOLE = "run_directory"
+"""Its recordings are directories, which are not taken apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is read: paths of one recording, by the source of this name, and what is said of the others."""
+
+    name: str
+    paths: tuple[Path, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
+    """Chooses the source that reads the paths.
+
+    A path may be a file, a directory, or a pattern that the shell did not expand. Where a directory (or the list of
+    paths) holds files of several kinds, the kind with most files is read, and the rest is named.
+
+    Raises:
+        PathNotFound: a path does not exist, or a pattern matches nothing.
+        NotARun: no source recognises anything.
+    """
+    named = [path for given in paths for path in _expand(given)]
+    for name, source in sources.items():
+        if all(source.recognises(path) for path in named) and (name == WHOLE or _unmixed(named, name, sources)):
+            return Chosen(name, tuple(named))
+    kinds, unknown = _kinds(named, sources)
+    if not kinds:
+        known = "; ".join(source.description for source in sources.values())
+        raise NotARun(f"{some(paths)}: not a recording that ppdiag can read{_looked_at(named)} (it reads {known})")
+    best = max(kinds, key=lambda name: (name not in HANGS, len(kinds[name])))
+    left_out = [f"{_files(kinds[name])} of {sources[name].description}" for name in kinds if name != best]
+    left_out += [f"{_files(unknown)} of no kind that is known"] if unknown else []
+    said = f"read as {sources[best].description}: {_files(kinds[best])}; left out: {'; '.join(left_out)}"
+    return Chosen(best, tuple(kinds[best]), (said,) if left_out else ())
+
+
+def _expand(path: Path) -> list[Path]:
+    """The paths that a pattern matches; a path that exists is itself."""
+    if path.exists():
+        return [path]
+    if not glob.has_magic(str(path)):
+        raise PathNotFound(f"{path}: no such file or directory")
+    found = [Path(name) for name in itertools.islice(glob.iglob(str(path), recursive=True), MOST_FILES)]  # noqa: PTH207
+    if not found:
+        raise PathNotFound(f"{path}: no file matches this pattern")
+    return sorted(found)
+
+
+def _unmixed(paths: Sequence[Path], name: str, sources: Mapping[str, Source]) -> bool:
+    """Whether all files belong to one source, so that it is given what the user named."""
+    kinds, unknown = _kinds(paths, sources)
+    return set(kinds) <= {name} and not unknown
+
+
+def _kinds(paths: Sequence[Path], sources: Mapping[str, Source]) -> tuple[dict[str, list[Path]], list[Path]]:
+    """Files and run directories by the source that reads them, and those that none reads."""
+    kinds: dict[str, list[Path]] = defaultdict(list)
+    unknown = []
+    for path in _leaves(paths, sources[WHOLE]) if WHOLE in sources else paths:
+        kind = next((name for name, source in sources.items() if source.recognises(path)), None)
+        if kind is not None:
+            kinds[kind].append(path)
+        elif not path.name.startswith("."):
+            unknown.append(path)
+    return kinds, unknown
+
+
+def _leaves(paths: Iterable[Path], runs: Source) -> Iterable[Path]:
+    """Files, and directories that are runs."""
+    for path in paths:
+        if path.is_dir() and not runs.recognises(path):
+            inside = sorted(itertools.islice(path.iterdir(), MOST_FILES))
+            yield from (file for file in inside if file.is_file() or (file.is_dir() and runs.recognises(file)))
+        else:
+            yield path
+
+
+def _looked_at(paths: Sequence[Path]) -> str:
+    """What kind of thing the path is, where that helps."""
+    if all(path.is_dir() and not any(path.iterdir()) for path in paths):
+        return ": the directory is empty" if len(paths) == 1 else ": the directories are empty"
+    if any(path.is_dir() and any(entry.is_dir() for entry in path.iterdir()) for path in paths):
+        return "; directories in it are not searched, name them"
+    return ""
+
+
+def some(paths: Sequence[Path]) -> str:
+    """The first few paths, and how many more there are."""
+    more = f" and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
+    return ", ".join(map(str, paths[:LISTED])) + more
+
+
+def _files(paths: Sequence[Path]) -> str:
+    names = ", ".join(path.name for path in paths[:LISTED])
+    return f"{len(paths)} file{'s' if len(paths) > 1 else ''} ({names}{', …' if len(paths) > LISTED else ''})"
