@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppdiag.analyzers.validation import whole
-from ppdiag.model import COMPUTE_KINDS, WAIT_KINDS, Flag
+from ppdiag.model import COMPUTE_KINDS, WAIT_KINDS, Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +33,10 @@ class DeviceWords:
 
     def __init__(self) -> None:
         self.peak_bytes: int | None = None
+        self._last: tuple[int, int] | None = None
+        """Step and bytes of the last reading."""
+        self._growth: dict[int, list[int]] = defaultdict(list)
+        """Bytes by which the forwards of each stage grew what is allocated."""
         self._samples: dict[str, list[int]] = defaultdict(list)
 
     def take_memory(self, word: Mapping[str, Any]) -> None:
@@ -42,6 +46,12 @@ class DeviceWords:
             ValueError, KeyError: it is none.
         """
         self.peak_bytes = max(whole(word["peak_bytes"]), self.peak_bytes or 0)
+        if "step" not in word or "kind" not in word:
+            return
+        step, current = whole(word["step"]), whole(word["current_bytes"])
+        if word["kind"] == Kind.FORWARD and self._last is not None and self._last[0] == step:
+            self._growth[whole(word["stage"], low=-1)].append(current - self._last[1])
+        self._last = step, current
 
     def take_sample(self, word: Mapping[str, Any]) -> None:
         """A sample of NVML.
@@ -54,10 +64,17 @@ class DeviceWords:
                 self._samples[name].append(whole(value))
 
     def facts(self) -> dict[str, Any]:
-        """Facts of the rank: its peak of memory, and the mean of each quantity that NVML gave."""
+        """Facts of the rank: its peak of memory, its activations of one microbatch, and the means of what NVML gave.
+
+        The activations are the medians of what the forwards of its stages added, the first of a step left out: what is
+        allocated before it is not known.
+        """
         found: dict[str, Any] = {}
         if self.peak_bytes is not None:
             found["peak_memory_bytes"] = self.peak_bytes
+        grown = sum(float(np.median(growth)) for growth in self._growth.values())
+        if grown > 0:
+            found["activation_bytes"] = int(grown)
         means = {name: float(np.mean(values)) for name, values in self._samples.items() if name != "throttle_reasons"}
         return {**found, "nvml": means} if means else found
 

@@ -80,9 +80,9 @@ def stage_factors(stage_S: np.ndarray, layers: Sequence[int], now: Sequence[int]
     Raises:
         BadShape: the numbers do not fit the stages or each other.
     """
+    if len(layers) != len(stage_S):
+        raise BadShape(f"the run has {len(stage_S)} stages, and {','.join(map(str, layers))} is for {len(layers)}")
     counts = layers_now(sum(layers), len(stage_S), now)
-    if len(layers) != len(stage_S) or min(layers) < 0:
-        raise BadShape(f"the run has {len(stage_S)} stages, and {','.join(map(str, layers))} gives {len(layers)}")
     new_S = layer_times(stage_S, counts).of(layers)
     return new_S / np.maximum(stage_S, 1e-12)
 

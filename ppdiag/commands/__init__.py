@@ -10,6 +10,7 @@ COMMANDS = Registry(
         "run": "ppdiag.commands.run:run",
         "analyze": "ppdiag.commands.analyze:analyze",
         "compare": "ppdiag.commands.compare:compare",
+        "whatif": "ppdiag.commands.whatif:whatif",
         "explain": "ppdiag.commands.explain:explain",
         "env": "ppdiag.commands.env:env",
         "record": "ppdiag.commands.record:record",

@@ -178,3 +178,13 @@ def test_idle_clocks_and_those_that_somebody_set_are_no_slowdown(bits: int) -> N
     words = DeviceWords()
     words.take_sample({"type": "sample", "local_ns": 1, "throttle_reasons": bits})
     assert words.warnings(0) == []
+
+
+def test_what_the_forwards_of_the_stages_add_is_the_activations_of_a_microbatch() -> None:
+    words = DeviceWords()
+    F, B = int(Kind.FORWARD), int(Kind.BACKWARD)
+    readings = [(0, F, 0, 150), (0, F, 0, 190), (0, F, 2, 220), (0, F, 0, 260), (0, B, 2, 230), (1, F, 0, 900)]
+    for step, kind, stage, current in readings:
+        words.take_memory({"step": step, "kind": kind, "stage": stage, "current_bytes": current, "peak_bytes": 1000})
+    # stage 0 adds 40 and 40, stage 2 adds 30; the first reading of a step has none before it
+    assert words.facts() == {"peak_memory_bytes": 1000, "activation_bytes": 70}
