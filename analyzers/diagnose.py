@@ -19,6 +19,7 @@ from ppdiag.analyzers.steps import find_steps
 from ppdiag.analyzers.symptoms import Evidence, find_symptoms
 from ppdiag.analyzers.where import measure
 from ppdiag.analyzers.why import Shares, share_out
+from ppdiag.analyzers.workers import workers
 from ppdiag.diagnosis import Diagnosis, ImbalanceSplit
 from ppdiag.errors import BadRecord
 
@@ -124,6 +125,7 @@ def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None
         step_times_s=tuple(steps.duration_s.tolist()),
         timeline=timeline.median_step(program, steps, graphs[0], measured),
         root_cause=root_cause(graphs[0], trace, shape, idle=attribution.where().total, step_of=steps.recorded),
+        workers=workers(graphs[0], shape),
     )
     evidence = Evidence(diagnosis, analysis, gains=verdict.gains(context))
     tell(_PARTS[4], 4, 4)

@@ -43,11 +43,13 @@ class World:
         host_R: factor on the host time of each rank; None keeps it.
         transfer_L: factor on the transfers of each link; None keeps them. At 0 a send waits for nobody. What an
             inferred message took over the usual is a wait for work as it was: it is kept only where work is.
+        measured_R: share of each rank's work that stays as measured although ``work_NK`` is another; None is none.
     """
 
     work_NK: np.ndarray | None = None
     host_R: np.ndarray | None = None
     transfer_L: np.ndarray | None = None
+    measured_R: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Walk:
         self.end_RWK = np.empty_like(self.start_RWK)
         shape = self.start_RWK.shape[1:]
         self.join_JWK = np.empty((len(graph.joins_J), *shape)) if keep_joins else None
-        variants = {id(world.work_NK): world.work_NK for world in worlds}
+        variants = {id(world.work_NK): world.work_NK for world in (World(), *worlds)}
         self._works = [graph.work_NK if work is None else work for work in variants.values()]
         self._factor_EWF = _factors(graph, worlds, list(variants))
         rank_of_join = np.full(len(graph.joins_J), -1)
@@ -219,7 +221,9 @@ def _factors(graph: Graph, worlds: Sequence[World], variants: Sequence[int]) -> 
     for w, world in enumerate(worlds):
         factor = factor_EWF[:, w]
         factor[:, 0] = 1.0 if world.host_R is None else world.host_R[rank_E]
-        factor[:, 1 + variants.index(id(world.work_NK))] = 1.0
+        measured_E = 0.0 if world.measured_R is None else world.measured_R[rank_E]
+        factor[:, 1 + variants.index(id(world.work_NK))] = 1.0 - measured_E
+        factor[:, 1 + variants.index(id(None))] += measured_E
         # CHAIN is -1: the appended 1
         transfer_E = 1.0 if world.transfer_L is None else np.append(world.transfer_L, 1.0)[graph.link_E]
         if graph.excess_EK is not None:

@@ -237,6 +237,21 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Workers:
+    """How slow each rank is, by its replica and its position along the pipeline.
+
+    A slowdown is the step time with only these ranks' work as measured over that with all work equal: 1 is as the mean.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+    """Replicas x positions."""
+    replica_slowdown: tuple[float, ...]
+    position_slowdown: tuple[float, ...]
+    slowdown: tuple[tuple[float, ...], ...]
+    """Of each rank: the smaller one of its replica's and its position's."""
+
+
+@dataclass(frozen=True, slots=True)
 class RootCause:
     """Idle time by where it began, and what a step's length was made of."""
 
@@ -340,6 +355,7 @@ class Diagnosis:
     """Of the analysed steps, in order; for drawing."""
     timeline: Timeline | None = None
     root_cause: RootCause | None = None
+    workers: Workers | None = None
 
     @property
     def idle_fraction(self) -> float:
@@ -374,6 +390,7 @@ class Diagnosis:
             "transports": _plain(self.transports),
             "warnings": _plain(self.warnings),
             "root_cause": _plain(self.root_cause),
+            "workers": _plain(self.workers),
         }
 
 

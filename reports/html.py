@@ -21,12 +21,16 @@ from ppdiag.reports import figures, timeline, words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ppdiag.diagnosis import Diagnosis, RankResult, StageResult, Where
+    from ppdiag.diagnosis import Diagnosis, RankResult, StageResult, Where, Workers
     from ppdiag.reports.figures import Theme
     from ppdiag.reports.words import Word
 
 MAX_ORIGINS = 12
 """Rows of the table of origins."""
+MAX_REPLICAS, MAX_POSITIONS = 128, 64
+"""Rows and columns of the map of slow ranks."""
+DARKEST = 0.5
+"""A rank that slows the step by this share or more has the map's darkest cell."""
 MAX_RANKS = 1024
 """Rows of the table of ranks; of more ranks the most idle ones are shown."""
 BAR_UNITS = 1000
@@ -36,6 +40,14 @@ KINDS = {
     Kind.WEIGHT: "W, weight gradient",
     Kind.OPTIMIZER: "optimizer",
 }
+
+
+class Cell(NamedTuple):
+    """One rank in the map of slow ranks."""
+
+    title: str
+    text: str
+    opacity: str
 
 
 class Segment(NamedTuple):
@@ -80,10 +92,28 @@ def page(diagnosis: Diagnosis) -> str:
         ranks=ranks,
         ranks_left_out=len(diagnosis.ranks) - len(ranks),
         charts=list(_charts(diagnosis)),
+        heat=_heat(diagnosis.workers),
         origins=diagnosis.root_cause.origins[:MAX_ORIGINS] if diagnosis.root_cause else (),
         has_weight=any(stage.weight_s > 0 for stage in diagnosis.stages),
         has_memory=_has_memory(diagnosis.stages) or _has_memory(ranks),
     )  # fmt: skip
+
+
+def _heat(workers: Workers | None) -> list[list[Cell]]:
+    """The map of slow ranks, replicas by positions, as far as it is drawn; empty where there is one replica."""
+    if workers is None or len(workers.ranks) < 2:
+        return []
+    return [
+        [
+            Cell(
+                title=f"rank {rank}: replica {d}, position {p}, {slowdown:.2f}",
+                text=f"{slowdown:.2f}",
+                opacity=f"{min(1.0, max(0.0, (slowdown - 1) / DARKEST)):.2f}",
+            )
+            for p, (rank, slowdown) in enumerate(zip(ranks, slowdowns, strict=True))
+        ][:MAX_POSITIONS]
+        for d, (ranks, slowdowns) in enumerate(zip(workers.ranks, workers.slowdown, strict=True))
+    ][:MAX_REPLICAS]
 
 
 def _has_memory(rows: Iterable[StageResult | RankResult]) -> bool:

@@ -38,6 +38,7 @@ MAX_ROWS = 12
 """Rows of a table before the rest is left out: the verdict has to stay on the screen."""
 MAX_LINKS = 4
 MAX_ORIGINS = 3
+MAX_REPLICAS = 8
 SHOWN = 0.0005
 """Below it a share prints as 0.0 %."""
 WIDE = 70
@@ -56,7 +57,7 @@ PLAIN = str.maketrans({"µ": "u"})
 def render(diagnosis: Diagnosis, console: Console) -> None:
     """Print the diagnosis."""
     writer = _Writer(console)
-    parts = (_verdict, _facts, _stages, _idle, _origins, _rank, _links, _symptoms, _warnings, _trust)
+    parts = (_verdict, _facts, _stages, _idle, _origins, _workers, _rank, _links, _symptoms, _warnings, _trust)
     shown = [body for part in parts if (body := part(diagnosis, writer))]
     for i, body in enumerate(shown):
         if i:
@@ -252,6 +253,24 @@ def _origins(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
     first = diagnosis.root_cause.origins[:MAX_ORIGINS]
     rows = [(percent(origin.fraction / diagnosis.idle_fraction), origin_name(origin)) for origin in first]
     return [writer.heading("Where idle time began, each wait followed back (share of idle)"), writer.pairs(rows)]
+
+
+def _workers(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
+    """The slowest ranks of a job with data-parallel replicas: rows of replicas, columns along the pipeline."""
+    workers = diagnosis.workers
+    if workers is None or len(workers.ranks) < 2 or max(map(max, workers.slowdown)) < 1 + WORTH_SAYING:
+        return []
+    table = _table()
+    shown = sorted(range(len(workers.ranks)), key=lambda d: (-round(max(workers.slowdown[d]), 3), d))[:MAX_REPLICAS]
+    positions = range(min(len(workers.position_slowdown), writer.width // 8 - 2))
+    for name in ("replica", *map(str, positions)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for replica in sorted(shown):
+        table.add_row(str(replica), *(f"{workers.slowdown[replica][p]:.2f}" for p in positions))
+    left_out = len(workers.ranks) - len(shown), len(workers.position_slowdown) - len(positions)
+    note = f"Left out: {left_out[0]} replicas that are less slow, and {left_out[1]} positions." if any(left_out) else ""
+    title = "Slow ranks, by replica and position (the step with only this one's work as it was; 1 is none slower)"
+    return [writer.heading(title), Padding(table, (0, 0, 0, 2), expand=False), *([writer.text(note)] if note else [])]
 
 
 def _parts(parts: Sequence[tuple[str, float]], name: str, writer: _Writer) -> Table:

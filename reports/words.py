@@ -87,7 +87,10 @@ GLOSSARY = (
     ),
     (
         "critical path",
-        "The chain of ops, messages and host gaps for which a step took as long as it did: shortening others gains nothing.",
+        (
+            "The chain of ops, messages and host gaps for which a step took as long as it did: to shorten anything "
+            "else gains nothing."
+        ),
     ),
     (
         "replay error",

@@ -52,6 +52,7 @@ def test_keys_are_those_of_the_public_contract() -> None:
         "transports",
         "warnings",
         "root_cause",
+        "workers",
     ]
     assert data["schema"] == "ppdiag.diagnosis/1"
     assert set(data["job"]) == {"world_size", "pp", "vpp", "tp", "dp", "microbatches", "framework", "schedule"}
