@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
 from tests.analyzers.factory import MS, Pipeline, ten_and_twenty
 
-if TYPE_CHECKING:
-    from ppdiag.diagnosis import Workers
-
 FAST = pytest.approx(1.0, abs=0.03)
 """A rank that works less than the mean makes a step of equal work a little shorter."""
 
 
-def workers(*slow: int, replicas: int = 3) -> Workers:
+def workers(*slow, replicas=3):
     """Of a job in which these ranks take twice as long."""
 
     def duration(op, rank, step):
