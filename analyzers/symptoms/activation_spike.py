@@ -17,12 +17,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppdiag.analyzers.steps import pipeline_work
+from ppdiag.analyzers.symptoms import in_words_of
 from ppdiag.diagnosis import Advice, Symptom
 from ppdiag.model import Kind
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
 
+HOW = in_words_of(
+    megatron="a smaller --micro-batch-size, --recompute-granularity selective (then full), or fewer virtual stages",
+    torch="more n_microbatches for the same batch, checkpoint_wrapper on the stage's blocks, or fewer stages a rank",
+    deepspeed="a smaller train_micro_batch_size_per_gpu with as many more gradient_accumulation_steps, or "
+    "activation_checkpoint_interval of PipelineModule",
+    other="a smaller microbatch, activation checkpointing, or fewer virtual stages",
+)
+MEASURE_AFTER = "peak memory of each stage"
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory")
 
 
@@ -43,10 +52,10 @@ def find(evidence: Evidence) -> Symptom | None:
     advice = [
         Advice(
             action="Hold fewer or smaller activations",
-            how=f"{schedule}a smaller microbatch, activation checkpointing, or fewer virtual stages",
+            how=f"{schedule}{evidence.says(HOW)}",
             gain_fraction=None,
             source="GPipe holds M microbatches, 1F1B at most P",
-            measure_after="peak memory of each stage",
+            measure_after=MEASURE_AFTER,
         )
     ]
     return Symptom(

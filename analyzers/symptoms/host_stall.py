@@ -8,18 +8,23 @@ Why it matters: One late rank holds up the whole pipeline; the profile of the GP
 What to try: Move what the script does between steps and before the optimizer off the named rank's main thread, or do it
 less often.
 
-Source: public threads on launch-bound pipelines and on data loaders of the first and last stage.
+Source: NVIDIA/Megatron-LM#1625, NVIDIA/Megatron-LM#543, NVIDIA/Megatron-LM#225, pytorch/torchtitan PR#148.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.symptoms import is_verdict, severity
+from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
+
+HOW = in_words_of(
+    other="a Python profile of the rank named (py-spy record --pid ...): data loading, logging, checkpoints, .item() calls"
+)
+MEASURE_AFTER = "host time of the stage table"
 
 
 def find(evidence: Evidence) -> Symptom | None:
@@ -42,6 +47,6 @@ def find(evidence: Evidence) -> Symptom | None:
         how=f"a Python profile of {named} (py-spy record --pid ...): data loading, logging, checkpoints, .item() calls",
         gain_fraction=max(0.0, evidence.gains[Cause.HOST]),
         source="replay of the run without host time: an upper bound",
-        measure_after="host time of the stage table",
+        measure_after=MEASURE_AFTER,
     )
     return Symptom("host-stall", "The host is late", severity(diagnosis.why.host), tuple(numbers), (advice,))

@@ -8,18 +8,26 @@ cases end with NCCL on TCP although the machines have RDMA.
 What to try: Keep the pipeline inside a machine and run data parallelism across; check which transport NCCL took; no
 interleaving over a slow network, since it multiplies the messages.
 
-Source: NCCL's user guide on NCCL_DEBUG and NCCL_IB_HCA; public threads on NET/Socket fallback.
+Source: NCCL's user guide on NCCL_DEBUG and NCCL_IB_HCA; hpcaitech/ColossalAI#4747, NVIDIA/nccl#481.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.symptoms import is_verdict, severity
+from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
+
+HOW = in_words_of(
+    megatron="--use-tp-pp-dp-mapping, which lays the ranks of a pipeline next to each other; NCCL_DEBUG=INFO shows "
+    "the transport",
+    other="order of the ranks: pipeline ranks adjacent within a machine; NCCL_DEBUG=INFO shows the transport: P2P or "
+    "SHM inside a machine, NET/IB across, not NET/Socket",
+)
+MEASURE_AFTER = "bandwidth of the links table"
 
 
 def find(evidence: Evidence) -> Symptom | None:
@@ -50,9 +58,7 @@ def _advice(evidence: Evidence) -> Advice:
     hosts = {rank.host for rank in evidence.diagnosis.ranks}
     if len(hosts) > 1:
         action = "Keep each pipeline inside one machine, and put data parallelism across machines"
-        how = (
-            "order of the ranks: pipeline ranks adjacent within a machine; and check NCCL's transport (NCCL_DEBUG=INFO)"
-        )
+        how = evidence.says(HOW)
     else:
         action = "Find out why transfers inside one machine are slow"
         how = "NCCL_DEBUG=INFO: the channel lines should say P2P or SHM, not NET/Socket"
@@ -61,5 +67,5 @@ def _advice(evidence: Evidence) -> Advice:
         how=how,
         gain_fraction=max(0.0, evidence.gains[Cause.COMMUNICATION]),
         source="replay of the run with free transfers: an upper bound",
-        measure_after="bandwidth of the links table",
+        measure_after=MEASURE_AFTER,
     )

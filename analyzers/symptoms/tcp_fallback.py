@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.analyzers.symptoms import severity
+from ppdiag.analyzers.symptoms import in_words_of, severity
 from ppdiag.diagnosis import WORTH_SAYING, Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
     from ppdiag.analyzers.symptoms import Evidence
 
+HOW = in_words_of(
+    other="unset NCCL_IB_DISABLE and NCCL_NET; name the devices with NCCL_IB_HCA; give the container /dev/infiniband "
+    "and the memlock limit; NCCL_NET=IB makes NCCL fail instead of falling back"
+)
+MEASURE_AFTER = "transport and bandwidth in the links table; ppdiag nccl on the new log"
 _PROVEN = "fallback"
 _SHOWN = 4
 
@@ -63,5 +68,5 @@ def _advice(evidence: Evidence, how: str) -> Advice:
         how=how,
         gain_fraction=max(0.0, evidence.gains[Cause.COMMUNICATION]),
         source="replay of the run with free transfers: an upper bound",
-        measure_after="transport and bandwidth in the links table; ppdiag nccl on the new log",
+        measure_after=MEASURE_AFTER,
     )

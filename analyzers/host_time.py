@@ -1,0 +1,63 @@
+"""Host time whose cause the record names: how much of it there is, and what the step would be without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppdiag.analyzers.replay import World
+from ppdiag.model import Kind
+from ppdiag.trace import rank_slices
+
+if TYPE_CHECKING:
+    from ppdiag.analyzers.diagnose import Analysis
+    from ppdiag.analyzers.graph import Graph
+    from ppdiag.analyzers.symptoms import Evidence
+    from ppdiag.model import HostCause
+
+
+def seconds_of(analysis: Analysis, cause: HostCause) -> dict[int, float]:
+    """Seconds of a cause on each rank that has any, in the time of the analysed steps."""
+    spans = _spans_of(analysis, cause)
+    time_s = (spans["end_ns"] - spans["start_ns"]) / 1e9
+    return {rank: float(time_s[own].sum()) for rank, own in rank_slices(spans["rank"]).items()}
+
+
+def union_share(analysis: Analysis, cause: HostCause) -> float:
+    """Share of the time of the analysed steps in which at least one rank is held up by the cause.
+
+    Pauses that come at the same time on all ranks count once, since they cost once.
+    """
+    spans = np.sort(_spans_of(analysis, cause), order="start_ns")
+    if not len(spans):
+        return 0.0
+    reached = np.maximum.accumulate(spans["end_ns"])
+    begin = np.maximum(spans["start_ns"], np.append(spans["start_ns"][:1], reached[:-1]))
+    covered_s = float(np.maximum(spans["end_ns"] - begin, 0).sum()) / 1e9
+    return covered_s / float(analysis.steps.duration_s.sum())
+
+
+def gain_without(evidence: Evidence, cause: HostCause) -> float:
+    """Share of the step time that goes where each rank's host time is less by the cause's, by a replay.
+
+    The cause's time counts as far as there is host time: what passes beside a wait or inside an op costs nothing here.
+    """
+    cause_s = seconds_of(evidence.analysis, cause)
+
+    def world(graph: Graph) -> World:
+        host_R = np.zeros(len(graph.ranks_R))
+        np.add.at(host_R, graph.rank_N, graph.host_NK.sum(axis=1))
+        part = len(graph.steps_K) / len(evidence.analysis.steps.kept)
+        own_R = np.array([part * cause_s.get(int(rank), 0.0) for rank in graph.ranks_R])
+        return World(
+            host_R=1.0 - np.divide(np.minimum(own_R, host_R), host_R, out=np.zeros_like(host_R), where=host_R > 0)
+        )
+
+    return evidence.gain(world)
+
+
+def _spans_of(analysis: Analysis, cause: HostCause) -> np.ndarray:
+    spans, steps = analysis.trace.spans, analysis.steps
+    inside = (spans["start_ns"] >= steps.start_ns[0]) & (spans["end_ns"] <= steps.end_ns[-1])
+    return spans[(spans["kind"] == Kind.HOST) & (spans["op"] == cause) & inside]
