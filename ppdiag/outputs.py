@@ -41,8 +41,16 @@ class Wanted:
     summary: bool = True
 
 
-def report(paths: Sequence[Path], wanted: Wanted, *, summary_on_stderr: bool = False) -> list[str]:
+def report(
+    paths: Sequence[Path], wanted: Wanted, *, ranks: Sequence[int] = (), summary_on_stderr: bool = False
+) -> list[str]:
     """Analyse a record and write all that is wanted.
+
+    Args:
+        paths: the record.
+        wanted: what to do with the diagnosis.
+        ranks: of files that do not say theirs, in their order.
+        summary_on_stderr: keep standard output for the job.
 
     Returns:
         The conditions that hold, in words.
@@ -50,7 +58,7 @@ def report(paths: Sequence[Path], wanted: Wanted, *, summary_on_stderr: bool = F
     Raises:
         PpdiagError: the record cannot be used, or a report cannot be written.
     """
-    diagnosis = _diagnose(paths)
+    diagnosis = _diagnose(paths, ranks)
     if isinstance(diagnosis, Hang):
         _report_hang(diagnosis, wanted, on_stderr=summary_on_stderr)
         return []
@@ -68,7 +76,7 @@ def report(paths: Sequence[Path], wanted: Wanted, *, summary_on_stderr: bool = F
     ]
 
 
-def _diagnose(paths: Sequence[Path]) -> Diagnosis | Hang:
+def _diagnose(paths: Sequence[Path], ranks: Sequence[int]) -> Diagnosis | Hang:
     # numpy and pandas load here, after the job has ended and not for --help.
     from ppdiag.analyzers.diagnose import diagnose  # noqa: PLC0415
     from ppdiag.analyzers.hang import diagnose_hang  # noqa: PLC0415
@@ -76,7 +84,7 @@ def _diagnose(paths: Sequence[Path]) -> Diagnosis | Hang:
     from ppdiag.trace import Trace  # noqa: PLC0415
 
     with progress() as tell:
-        recording = read_recording(paths, tell)
+        recording = read_recording(paths, tell, ranks)
         return diagnose(recording, tell) if isinstance(recording, Trace) else diagnose_hang(recording)
 
 

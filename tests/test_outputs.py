@@ -19,7 +19,7 @@ from tests.reports.factory import make_diagnosis
 @pytest.fixture(autouse=True)
 def found(monkeypatch):
     diagnosis = make_diagnosis()
-    monkeypatch.setattr(outputs, "_diagnose", lambda _: diagnosis)
+    monkeypatch.setattr(outputs, "_diagnose", lambda *_: diagnosis)
     return diagnosis
 
 

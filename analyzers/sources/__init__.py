@@ -25,6 +25,7 @@ SOURCES = Registry(
         "run_directory": "ppdiag.analyzers.sources.run_directory:RunDirectory",
         "megascan": "ppdiag.analyzers.sources.megascan:MegaScan",
         "straggler_analysis": "ppdiag.analyzers.sources.straggler_analysis:StragglerAnalysis",
+        "kineto": "ppdiag.analyzers.sources.kineto.source:Kineto",
         "nsight_systems": "ppdiag.analyzers.sources.nsight_systems:NsightSystems",
         "flight_recorder": "ppdiag.analyzers.sources.flight_recorder:FlightRecorder",
     },
@@ -46,12 +47,14 @@ class Source(Protocol):
         ...
 
 
-def read_recording(paths: Sequence[Path], progress: Progress | None = None) -> Trace | Dumps:
+def read_recording(paths: Sequence[Path], progress: Progress | None = None, ranks: Sequence[int] = ()) -> Trace | Dumps:
     """Reads one recording, of whichever known format.
 
     Args:
         paths: what the user named: files, directories or patterns that belong to one job.
         progress: told about long work.
+        ranks: of the files that do not say theirs, in their order; for formats in which that occurs (their sources have
+            an attribute of this name).
 
     Returns:
         A trace; dumps where the recording holds no times.
@@ -62,7 +65,10 @@ def read_recording(paths: Sequence[Path], progress: Progress | None = None) -> T
     """
     sources: dict[str, Source] = {name: SOURCES.load(name)() for name in SOURCES.names()}
     chosen = sort_out(paths, sources)
-    recording = sources[chosen.name].read(chosen.paths, progress)
+    source = sources[chosen.name]
+    if ranks and hasattr(source, "ranks"):
+        source.ranks = tuple(ranks)
+    recording = source.read(chosen.paths, progress)
     if not chosen.left_out:
         return recording
     warnings = (*chosen.left_out, *recording.warnings)

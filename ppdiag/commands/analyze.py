@@ -15,9 +15,23 @@ from ppdiag.silence import why_silent
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--rank",
+    "ranks",
+    multiple=True,
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Rank of a file that does not say it. May be repeated, in the order of such files.",
+)
 @report_options
-def analyze(
-    paths: tuple[Path, ...], json_target: str | None, html: Path | None, fail_on: tuple[str, ...], *, quiet: bool
+def analyze(  # noqa: PLR0913  (one argument an option)
+    paths: tuple[Path, ...],
+    ranks: tuple[int, ...],
+    json_target: str | None,
+    html: Path | None,
+    fail_on: tuple[str, ...],
+    *,
+    quiet: bool,
 ) -> None:
     """Say what the ranks of a recorded job waited for.
 
@@ -25,7 +39,7 @@ def analyze(
     tool that ppdiag reads.
     """
     try:
-        holding = report(paths, wanted(json_target, html, fail_on, quiet=quiet))
+        holding = report(paths, wanted(json_target, html, fail_on, quiet=quiet), ranks=ranks)
     except NothingRecorded as error:
         raise NothingRecorded(f"{error}. {why_silent(paths[0])}") from error
     for condition in holding:

@@ -36,7 +36,7 @@ def _render(_diagnosis, console):
 @pytest.fixture
 def analysis(monkeypatch):
     """Stand-ins for the analysis and the reports: here only what the command does with them is at stake."""
-    monkeypatch.setattr(outputs, "_diagnose", lambda _: FOUND)
+    monkeypatch.setattr(outputs, "_diagnose", lambda *_: FOUND)
     monkeypatch.setattr(outputs, "_report", {"json": _write_json, "html": _write_html, "terminal": _render}.__getitem__)
 
 
@@ -120,7 +120,7 @@ def test_what_is_no_run_is_one_line_and_a_documented_exit_code(tmp_path, arrange
 
 
 def test_an_unexpected_fault_is_one_line_and_shows_its_place_on_request(monkeypatch):
-    def fail(_):
+    def fail(*_):
         raise RuntimeError("a bug of ours")
 
     monkeypatch.setattr(outputs, "_diagnose", fail)
@@ -132,7 +132,7 @@ def test_an_unexpected_fault_is_one_line_and_shows_its_place_on_request(monkeypa
 
 
 def test_control_c_is_one_line(monkeypatch):
-    def interrupt(_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(outputs, "_diagnose", interrupt)

@@ -1,0 +1,96 @@
+"""Reads the files of a job, several at a time in processes of their own where that pays."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppdiag.analyzers.sources.kineto.rank import RankRecord, read_rank
+from ppdiag.errors import BadRecord, PpdiagError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ppdiag.analyzers.sources import Progress
+
+WORTH_BYTES = 32 << 20
+"""Of all files together, as they lie on disk: below it the processes cost more than they save."""
+
+
+def read_ranks(files: Sequence[Path], progress: Progress | None) -> tuple[list[RankRecord], list[PpdiagError]]:
+    """The records of all files in their order, and why some could not be read."""
+    workers = min(_processors(), len(files))
+    if workers < 2 or sum(path.stat().st_size for path in files) < WORTH_BYTES:
+        return _read(files, progress)
+    return _read_in_processes(files, workers)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read(files: Sequence[Path], progress: Progress | None) -> tuple[list[RankRecord], list[PpdiagError]]:
+    records: list[RankRecord] = []
+    failures: list[PpdiagError] = []
+    for done, path in enumerate(files):
+        if progress is not None:
+            progress("reading files", done, len(files))
+        try:
+            records.append(read_rank(path))
+        except PpdiagError as error:
+            failures.append(error)
+        except OSError as error:
+            failures.append(BadRecord(f"{path}: cannot be read ({error.strerror or error})"))
+    return records, failures
+
+
+def _read_in_processes(files: Sequence[Path], workers: int) -> tuple[list[RankRecord], list[PpdiagError]]:
+    """Each process reads a share of the files, the largest dealt out first.
+
+    They are started anew and not forked, since the caller may have threads, and not through multiprocessing, which
+    would run the caller's main script again.
+    """
+    order = sorted(range(len(files)), key=lambda n: -files[n].stat().st_size)
+    found: dict[int, RankRecord] = {}
+    failures: list[PpdiagError] = []
+    with tempfile.TemporaryDirectory(prefix="ppdiag-") as folder:
+        started = []
+        for worker in range(workers):
+            share = order[worker::workers]
+            output = Path(folder) / str(worker)
+            command = [sys.executable, "-m", __name__, str(output), *(str(files[n]) for n in share)]
+            started.append((subprocess.Popen(command, env=_environment()), output, share))  # noqa: S603
+        for process, output, share in started:
+            code = process.wait()
+            if code or not output.is_file():
+                failures.append(BadRecord(f"{files[share[0]]}: its reader ended with code {code}"))
+                continue
+            for n, result in zip(share, pickle.loads(output.read_bytes()), strict=True):  # noqa: S301  (our own)
+                if isinstance(result, RankRecord):
+                    found[n] = result
+                else:
+                    failures.append(result)
+    return [found[n] for n in sorted(found)], failures
+
+
+def _environment() -> dict[str, str]:
+    """The caller's, in which the process finds the same packages."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def main(output: str, files: Sequence[str]) -> None:
+    """Reads files and leaves what was found in the file ``output``."""
+    results: list[RankRecord | PpdiagError] = []
+    for path in files:
+        records, failures = _read([Path(path)], None)
+        results += [*records, *failures]
+    Path(output).write_bytes(pickle.dumps(results, protocol=5))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
