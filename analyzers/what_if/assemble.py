@@ -71,6 +71,11 @@ class Script:
         """The ends of the message of this name, made when first asked for."""
         return self.messages.setdefault(name, Ends())
 
+    def of_ranks(self, ranks: Sequence[int]) -> Script:
+        """The same with the ranks counted among these alone; no other may have an event."""
+        number = {rank: i for i, rank in enumerate(ranks)}
+        return replace(self, events=[event._replace(rank=number[event.rank]) for event in self.events])
+
 
 def assemble(
     script: Script, measured: Graph, link_time: Mapping[tuple[int, int], np.ndarray], *, overlap: bool

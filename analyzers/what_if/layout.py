@@ -7,6 +7,7 @@ Shape letters: N events, K steps.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.what_if.run import Run
 
 
+MOST_OPS = 100_000
+"""Ops that are laid out, of all replicas together: some seconds."""
+
+
 class Plan(NamedTuple):
     """What the ranks of one pipeline are to run.
 
@@ -47,24 +52,47 @@ class Plan(NamedTuple):
     size: float = 1.0
 
 
-def lay_out(run: Run, graph: Graph, plan: Plan) -> Graph:
+def lay_out(run: Run, graph: Graph, plan: Plan, replicas: Sequence[int] | None = None) -> Graph:
     """The graph of the plan, with the times of ``graph`` (the run's own, or one of the same events and other times).
+
+    Args:
+        run: the run.
+        graph: where the times are from.
+        plan: the ops of one pipeline.
+        replicas: which of the run's pipelines are laid out; None for all.
 
     Raises:
         CyclicOrder: the ops of the plan wait for each other in a circle.
     """
     script = Script()
     ops, tails = _Ops(run, graph, plan, script), _Tails(graph, script)
+    pipelines = run.shape.pipelines
     index = {int(rank): i for i, rank in enumerate(graph.ranks_R)}
-    place = {index[rank]: (d, p) for d, ranks in enumerate(run.shape.pipelines) for p, rank in enumerate(ranks)}
-    for rank in range(len(graph.ranks_R)):
+    chosen = range(len(pipelines)) if replicas is None else replicas
+    place = {index[rank]: (d, p) for d in chosen for p, rank in enumerate(pipelines[d])}
+    for rank in sorted(place):
         script.add(Event(rank, START))
-        if rank in place:
-            ops.add(rank, *place[rank])
+        ops.add(rank, *place[rank])
         tails.add(rank)
     script.meetings = tails.meetings()
     times = {link: time * plan.size for link, time in link_time(graph).items()}
-    return assemble(script, graph, times, overlap=plan.overlap)
+    return assemble(script.of_ranks(sorted(place)), _of_ranks(graph, sorted(place)), times, overlap=plan.overlap)
+
+
+def _of_ranks(graph: Graph, ranks: Sequence[int]) -> Graph:
+    """The graph with what it says of ranks for these alone (indices); its events are not touched."""
+    sources = np.flatnonzero(np.isin(ranks, graph.sources))
+    first = sources if len(sources) else np.zeros(1, np.int64)
+    return replace(graph, ranks_R=graph.ranks_R[ranks], start_RK=graph.start_RK[ranks], sources=first)
+
+
+def slowest_replicas(run: Run, plans: Sequence[Plan]) -> list[int]:
+    """Which pipelines are laid out: of very many ops those alone that work longest, as they set the pace of all."""
+    ops = run.shape.accumulation * max(sum(len(own) for own in plan.orders) for plan in plans)
+    work_R = np.zeros(len(run.graph.ranks_R))
+    np.add.at(work_R, run.graph.rank_N, run.graph.work_NK.sum(axis=1))
+    longest = [work_R[np.searchsorted(run.graph.ranks_R, ranks)].max() for ranks in run.shape.pipelines]
+    return sorted(np.argsort(-np.array(longest), kind="stable")[: max(1, MOST_OPS // ops)].tolist())
 
 
 class _Times:
@@ -260,10 +288,14 @@ class _Tails:
     def meetings(self) -> list[Meeting]:
         """The collectives, with the events that now stand for theirs."""
         moved = self.moved
-        return [
-            Meeting([moved[e] for e in m.posts], [(moved[wait], link, time) for wait, link, time in m.waits])
+        found = [
+            Meeting(
+                [moved[e] for e in m.posts if e in moved],
+                [(moved[wait], link, time) for wait, link, time in m.waits if wait in moved],
+            )
             for m in self.kept
         ]
+        return [meeting for meeting in found if meeting.posts and meeting.waits]
 
 
 def _tail_meetings(graph: Graph, last: np.ndarray) -> list[Meeting]:

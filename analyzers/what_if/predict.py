@@ -19,11 +19,13 @@ from ppdiag.analyzers.replay import Walk, World
 from ppdiag.analyzers.what_if import memory, plans
 from ppdiag.analyzers.what_if.change import Change
 from ppdiag.analyzers.what_if.durations import changed
-from ppdiag.analyzers.what_if.layout import lay_out
+from ppdiag.analyzers.what_if.layout import lay_out, slowest_replicas
 from ppdiag.analyzers.what_if.run import PLAIN
 from ppdiag.errors import BadShape
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ppdiag.analyzers.graph import Graph
     from ppdiag.analyzers.what_if.layout import Plan
     from ppdiag.analyzers.what_if.memory import Held
@@ -96,8 +98,9 @@ def predict(run: Run, change: Change) -> Prediction:
     work_ratio = 1.0
     if change.reorders:
         plan = plans.plan_of(run, change)
-        same_K, ahead_RK = _settled(_laid_out(run, graph, now))
-        new_K, _ = _settled(_laid_out(run, changed(run, change), plan), ahead_RK)
+        replicas = slowest_replicas(run, (now, plan))
+        same_K, ahead_RK = _settled(_laid_out(run, graph, now, replicas))
+        new_K, _ = _settled(_laid_out(run, changed(run, change), plan, replicas), ahead_RK)
         microbatches = change.microbatches or run.shape.microbatches
         more = microbatches / run.shape.microbatches
         work_ratio = 1.0 if change.keep_batch else more
@@ -111,14 +114,14 @@ def predict(run: Run, change: Change) -> Prediction:
     return Prediction(change, step_K, graph.duration_K, work_ratio, error, *held)
 
 
-def _laid_out(run: Run, graph: Graph, plan: Plan) -> Graph:
+def _laid_out(run: Run, graph: Graph, plan: Plan, replicas: Sequence[int]) -> Graph:
     """The graph of a plan; where its ranks would wait for sends in a circle, they do not wait for sends."""
     try:
-        return lay_out(run, graph, plan)
+        return lay_out(run, graph, plan, replicas)
     except CyclicOrder:
         pass
     try:
-        return lay_out(run, graph, plan._replace(messaging=PLAIN))
+        return lay_out(run, graph, plan._replace(messaging=PLAIN), replicas)
     except CyclicOrder as error:
         raise BadShape("in this order the ranks would wait for each other in a circle") from error
 

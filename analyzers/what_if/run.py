@@ -50,10 +50,18 @@ class Run:
         return 1 + max(stage for own in self.shape.stages.values() for stage in own)
 
 
+MOST_TIMES = 20_000_000
+"""Times (events x steps) of a graph that are worked with: of a larger one the last steps."""
+
+
 def run_of(analysis: Analysis) -> Run:
     """The run of a trace that has been taken apart."""
     job = results.job(analysis.trace, analysis.steps, analysis.shape)
-    return Run(analysis.trace, analysis.graphs[0], analysis.shape, job)
+    graph = analysis.graphs[0]
+    most = max(1, MOST_TIMES // len(graph.what_N))
+    if len(graph.steps_K) > most:
+        graph = graph.only(np.arange(len(graph.steps_K))[-most:])
+    return Run(analysis.trace, graph, analysis.shape, job)
 
 
 def is_op(graph: Graph) -> np.ndarray:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import analyse
 from ppdiag.analyzers.planning import orders, simulate
-from ppdiag.analyzers.what_if import Change, LinkFactor, Place, Run, predict, run_of
+from ppdiag.analyzers.what_if import Change, LinkFactor, Place, Run, layout, plans, predict, run_of
 from ppdiag.errors import BadShape
 from ppdiag.model import Kind
 from tests.analyzers.factory import MS, Pipeline
@@ -199,3 +199,16 @@ def test_a_repair_never_slows(pipeline: Pipeline, number: int) -> None:
 @given(pipelines(), st.sampled_from((1.0, 1.5, 10.0)))
 def test_a_faster_network_never_slows(pipeline: Pipeline, faster: float) -> None:
     assert predict(run_of_pipeline(pipeline), Change(links=(LinkFactor(None, faster),))).gain >= -1e-9
+
+
+def test_of_many_replicas_the_slowest_is_laid_out() -> None:
+    def slower(op: Op, rank: int, _step: int) -> int:
+        return (12 if op.kind is Kind.FORWARD else 24) * MS * (3 if rank >= 2 * RANKS else 2) // 2
+
+    pipeline = replace(pipeline_of(duration=slower), replicas=3, tail=0)
+    run = run_of_pipeline(pipeline)
+    plan = plans.measured_plan(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "MOST_OPS", 100)  # one replica has 64
+        assert layout.slowest_replicas(run, (plan,)) == [2]
+        assert predict(run, Change(microbatches=16)).step_s == pytest.approx(19 * 0.054 + 0.001)
