@@ -321,6 +321,9 @@ def _text(roots: Sequence[Root], world_size: int) -> str:
     held_up = max(root.held_up for root in roots)
     if roots[0].kind is RootKind.TRANSPORT and not held_up:
         return roots[0].text
+    if roots[0].kind is RootKind.CYCLE:
+        others = f", and {held_up} of {world_size} ranks for them" if held_up else ""
+        return f"{_ranks(roots[0].ranks)} wait for each other{others}"
     return (
         f"{_ranks(ranks)} hold{'s' if len(ranks) == 1 else ''} the job up: {held_up} of {world_size} ranks wait there"
     )

@@ -77,16 +77,14 @@ def _stuck(hang: Hang) -> list[RenderableType]:
 
 def _ranks(ranks: Sequence[RankAtHang]) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("rank", "pending"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("stands in", "group", "waits for"):
+    table.add_column("rank", justify="right", no_wrap=True)
+    for name in ("stands in", "of group", "waits for"):
         table.add_column(name, overflow="fold")
     for row in ranks[:MOST_RANKS]:
         operation = row.first_pending
-        stands = operation.short if operation is not None else "nothing" if row.dump else "no dump"
+        group = "" if operation is None else operation.description or operation.group
         called = f", {row.called_at}" if row.called_at else ""
-        group = operation.group_words if operation is not None else "-"
-        cells = (f"{row.rank}", f"{row.pending}" if row.dump else "-", stands + called, group, rank_list(row.waits_for))
+        cells = (f"{row.rank}", _stands_in(row) + called, group, rank_list(row.waits_for))
         table.add_row(*(_text(cell or "-") for cell in cells))
     left_out = len(ranks) - MOST_RANKS
     return [
@@ -94,6 +92,18 @@ def _ranks(ranks: Sequence[RankAtHang]) -> list[RenderableType]:
         Padding(table, (0, 0, 0, 2), expand=False),
         *([_text(f"  {left_out} more ranks are left out; --json has all.", "dim")] if left_out > 0 else []),
     ]
+
+
+def _stands_in(row: RankAtHang) -> str:
+    """The op as the rank sees it."""
+    operation = row.first_pending
+    if operation is None:
+        return "nothing" if row.dump else "no dump"
+    if operation.source is None:
+        return operation.short
+    if operation.source == row.rank:
+        return f"send {operation.sequence} to rank {operation.destination}"
+    return f"receive {operation.sequence} from rank {operation.source}"
 
 
 def _list(title: str, lines: Sequence[str]) -> list[RenderableType]:

@@ -129,7 +129,7 @@ class FlightRecorder:
                 raise BadRecord(f"{path}: rank {dump.rank} is in an earlier dump too; name the dumps of one job only")
             found[dump.rank] = dump
         if not found:
-            raise BadRecord(warnings[0])
+            raise BadRecord(warnings[0] if warnings else f"{paths[0]}: holds no dump of Flight Recorder")
         return Dumps(", ".join(map(str, paths)), dict(sorted(found.items())), tuple(warnings))
 
 

@@ -1,0 +1,94 @@
+"""Files, directories, patterns and mixtures: what is read, and what is said of the rest."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ppdiag.analyzers import schedules
+from ppdiag.analyzers.sources import read_recording, read_trace
+from ppdiag.analyzers.sources.flight_recorder import Dumps
+from ppdiag.errors import NotARun, PathNotFound
+from tests.analyzers.factory import Pipeline
+from tests.analyzers.runs import write_run
+from tests.analyzers.sources.nsight_exports import write
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def small():
+    return Pipeline(schedules.order("GPipe", ranks=2, chunks=1, microbatches=2), [0, 1], steps=3).trace()
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Two exports of Nsight Systems, three dumps of Flight Recorder, a text."""
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.sqlite", small(), [rank])
+    for rank in range(3):
+        shutil.copy(DATA / "flight_recorder" / "lock_gil_1st" / f"_dump_{rank}", tmp_path)
+    (tmp_path / "notes.txt").write_text("bought milk")
+    return tmp_path
+
+
+def test_a_mixed_directory_is_sorted_out_and_listed(mixed):
+    """Times come before dumps, though there are more dumps."""
+    found = read_trace([mixed])
+    assert sorted(found.ranks) == [0, 1]
+    assert found.job.source == str(mixed)
+    (said,) = [warning for warning in found.warnings if "left out" in warning]
+    assert said == (
+        "read as exports of Nsight Systems (.sqlite): 2 files (rank0.sqlite, rank1.sqlite); left out: 3 files "
+        "(_dump_0, _dump_1, _dump_2) of dumps of PyTorch's Flight Recorder (pickle or JSON, one a rank); 1 file "
+        "(notes.txt) of no kind that is known"
+    )
+
+
+def test_a_directory_of_one_kind_is_read_without_a_word(tmp_path):
+    write(tmp_path / "rank0.sqlite", small(), [0])
+    write(tmp_path / "rank1.sqlite", small(), [1])
+    assert not any("left out" in warning for warning in read_trace([tmp_path]).warnings)
+
+
+def test_a_pattern_that_the_shell_did_not_expand_is_expanded(mixed):
+    assert isinstance(read_recording([mixed / "_dump_*"]), Dumps)
+    with pytest.raises(PathNotFound, match="no file matches"):
+        read_recording([mixed / "*.nothing"])
+
+
+def test_a_missing_path_is_said(tmp_path):
+    with pytest.raises(PathNotFound, match="no such file or directory"):
+        read_recording([tmp_path / "missing"])
+
+
+def test_files_of_one_job_may_be_named_one_by_one(mixed):
+    found = read_trace([mixed / "rank1.sqlite", mixed / "rank0.sqlite"])
+    assert sorted(found.ranks) == [0, 1]
+    assert not any("left out" in warning for warning in found.warnings)
+
+
+def test_a_run_directory_is_not_taken_apart(tmp_path):
+    write_run(tmp_path, small())
+    (tmp_path / "notes.txt").write_text("bought milk")
+    found = read_trace([tmp_path])
+    assert sorted(found.ranks) == [0, 1]
+    assert not any("left out" in warning for warning in found.warnings)
+
+
+def test_nothing_known_is_one_line_that_says_what_is_read(tmp_path):
+    (tmp_path / "notes.txt").write_text("bought milk")
+    with pytest.raises(NotARun, match=r"not a recording that ppdiag can read .*Nsight Systems"):
+        read_recording([tmp_path])
+
+
+def test_an_empty_directory_is_said_to_be_empty(tmp_path):
+    with pytest.raises(NotARun, match="the directory is empty"):
+        read_recording([tmp_path])
+
+
+def test_directories_further_down_have_to_be_named(tmp_path):
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(NotARun, match="directories in it are not searched"):
+        read_recording([tmp_path])
