@@ -15,27 +15,47 @@ Source: Huang et al., GPipe (2019); Narayanan et al., Efficient Large-Scale Lang
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ppdiag.analyzers.symptoms import MEGATRON, is_verdict, severity
+from ppdiag.analyzers.symptoms import ANY, DEEPSPEED, TORCH, in_words_of, is_verdict, severity
+from ppdiag.analyzers.what_if import Change, predict, run_of
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
+from ppdiag.errors import BadShape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ppdiag.analyzers.symptoms import Evidence
+    from ppdiag.analyzers.what_if import Prediction
 
 FAST_NETWORK = 0.20
 """Interleaving multiplies the messages by V: below this share of communication that is likely to pay."""
-MORE_MICROBATCHES = {
-    "torch.distributed.pipelining": "n_microbatches={m} in the schedule's constructor (with a batch as much larger)",
-    "deepspeed": "gradient_accumulation_steps: {m} in DeepSpeed's configuration (train_batch_size grows with it)",
-    **dict.fromkeys(MEGATRON, "--global-batch-size of {m} x micro batch x DP"),
-}
-INTERLEAVE = {
-    "torch.distributed.pipelining": "ScheduleInterleaved1F1B with {v} PipelineStages a rank",
-    **dict.fromkeys(MEGATRON, "--num-virtual-stages-per-pipeline-rank {v}"),
-}
-WITHOUT_INTERLEAVING = ("deepspeed",)
-"""Frameworks that have no such schedule."""
+HOW = in_words_of(
+    torch="n_microbatches of the schedule's constructor (with a batch as much larger), ScheduleInterleaved1F1B, or "
+    "ScheduleZBVZeroBubble",
+    deepspeed="gradient_accumulation_steps in DeepSpeed's configuration (train_batch_size grows with it)",
+    megatron="--global-batch-size, or --num-virtual-stages-per-pipeline-rank",
+    other="more microbatches a step, or more stages a rank",
+)
+MEASURE_AFTER = "time of a microbatch, peak memory of the first stage, and that communication stays below 20 %"
+
+
+class Option(NamedTuple):
+    """A change that shrinks the bubble.
+
+    Attributes:
+        action: what to do.
+        change: the same as the replay takes it.
+        how: in the words of each framework; empty for one that has it not.
+        measure_after: what to look at.
+        many_messages: only for a fast network.
+    """
+
+    action: str
+    change: Change
+    how: dict[str, str]
+    measure_after: str
+    many_messages: bool = False
 
 
 def find(evidence: Evidence) -> Symptom | None:
@@ -53,38 +73,80 @@ def find(evidence: Evidence) -> Symptom | None:
             f"bubble {percent(share)} of the step, {percent(share * step_s / phases.pipeline_s)} of its pipeline phase",
             f"schedule {job.schedule_name} with P={job.pp}, V={job.vpp}, M={job.microbatches}",
         ),
-        advice=tuple(_advice(evidence, share)),
+        advice=tuple(_advice(evidence)),
     )
 
 
-def _advice(evidence: Evidence, share: float) -> list[Advice]:
-    """Gains by the bubble's own proportion: its time does not grow with M, and shrinks by V."""
+def _advice(evidence: Evidence) -> Iterator[Advice]:
+    """What a replay of the run says that it gains; what gains nothing, or cannot be, is not advised."""
+    run = run_of(evidence.analysis)
+    slow = evidence.diagnosis.why.communication >= FAST_NETWORK
+    for option in _options(evidence):
+        how = option.how.get(evidence.framework, option.how.get(ANY, ""))
+        if not how or (option.many_messages and slow):
+            continue
+        try:
+            found = predict(run, option.change)
+        except BadShape:
+            continue
+        if found.gain > 0:
+            yield Advice(
+                action=option.action,
+                how=how,
+                gain_fraction=found.gain,
+                source=_source(found),
+                measure_after=option.measure_after,
+            )
+
+
+def _options(evidence: Evidence) -> list[Option]:
     job = evidence.diagnosis.job
     doubled = 2 * job.microbatches
     found = [
-        Advice(
+        Option(
             action=f"Run {doubled} microbatches a step instead of {job.microbatches}, if memory has room",
-            how=_how(MORE_MICROBATCHES, evidence, m=doubled),
-            gain_fraction=share / 2,
-            source="bubble time does not grow with M: a step of twice the microbatches holds one bubble, not two",
+            change=Change(microbatches=doubled),
+            how=in_words_of(
+                torch=f"n_microbatches={doubled} in the schedule's constructor (with a batch as much larger)",
+                deepspeed=f"gradient_accumulation_steps: {doubled} in DeepSpeed's configuration "
+                "(train_batch_size grows with it)",
+                megatron=f"--global-batch-size of {doubled} x micro batch x DP",
+                other=f"microbatches a step: {doubled}",
+            ),
             measure_after="time a microbatch, and peak memory of the first stage",
         )
     ]
-    can_interleave = job.vpp == 1 and evidence.framework not in WITHOUT_INTERLEAVING
-    if can_interleave and evidence.diagnosis.why.communication < FAST_NETWORK:
-        found.append(
-            Advice(
-                action="Interleave two stages a rank",
-                how=_how(INTERLEAVE, evidence, v=2),
-                gain_fraction=share / 2,
-                source="interleaving divides the bubble by V; Narayanan et al. 2021",
-                measure_after="step time, and that communication stays below 20 %",
-            )
-        )
-    return found
+    if job.vpp > 1:
+        return found
+    return [
+        *found,
+        Option(
+            action="Interleave two stages a rank",
+            change=Change(schedule="interleaved", chunks=2),
+            how={
+                **in_words_of(
+                    torch="ScheduleInterleaved1F1B with 2 PipelineStages a rank",
+                    megatron="--num-virtual-stages-per-pipeline-rank 2",
+                    other="stages a rank: 2",
+                ),
+                DEEPSPEED: "",
+            },
+            measure_after="step time, and that communication stays below 20 %",
+            many_messages=True,
+        ),
+        Option(
+            action="Split the backward, two stages a rank in a V (zero bubble)",
+            change=Change(schedule="zb-v"),
+            how={TORCH: "ScheduleZBVZeroBubble with PipelineStages r and 2P-1-r on rank r"},
+            measure_after="step time, and peak memory of every stage",
+            many_messages=True,
+        ),
+    ]
 
 
-def _how(words: dict[str, str], evidence: Evidence, **values: int) -> str:
-    """The change in the user's own framework's words; in plain ones where it is hand-written."""
-    plain = "microbatches a step: {m}" if "m" in values else "stages a rank: {v}"
-    return words.get(evidence.framework, plain).format(**values)
+def _source(found: Prediction) -> str:
+    low, high = found.gain_range
+    return (
+        f"replay of the run with the change, for the same samples: {percent(low)} to {percent(high)} over the steps; "
+        "ppdiag whatif tries others"
+    )

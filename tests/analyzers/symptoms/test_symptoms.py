@@ -43,11 +43,15 @@ def test_a_bubble_is_met_with_more_microbatches_or_another_schedule() -> None:
     assert symptom.severity == "critical"
     assert "bubble 33.0 % of the step, 33.3 % of its pipeline phase" in symptom.evidence
     assert "schedule GPipe with P=2, V=1, M=2" in symptom.evidence
-    more, interleave = symptom.advice
+    more, interleave, split = symptom.advice
     assert "Run 4 microbatches a step instead of 2" in more.action
     assert "n_microbatches=4" in more.how
-    assert more.gain_fraction == pytest.approx(30 / 91 / 2)
+    # (M + 1) x 30 + 1 ms: 91 with 2, and 151 for twice the samples; in two stages a rank (2 M + 1) x 15 + 1
+    assert more.gain_fraction == pytest.approx(1 - 151 / 2 / 91)
+    assert "17.0 % to 17.0 % over the steps" in more.source
     assert "ScheduleInterleaved1F1B" in interleave.how
+    assert interleave.gain_fraction == pytest.approx(1 - 76 / 91)
+    assert "ScheduleZBVZeroBubble" in split.how
 
 
 @pytest.mark.parametrize(
