@@ -27,6 +27,7 @@ import numpy as np
 
 from ppdiag.analyzers.critical_path import bindings, critical_path, waits
 from ppdiag.analyzers.edges import CHAIN
+from ppdiag.analyzers.graph import START
 from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import COMPUTE
 from ppdiag.analyzers.replay import World, replay
@@ -132,7 +133,7 @@ def _charge(graph: Graph, classes: _Classes) -> tuple[np.ndarray, np.ndarray]:
     assert join_JWK is not None
     chains = _Chains(graph, classes, join_JWK[:, 0], equal_NK)
     wait_JK = chains.found.wait_JK
-    scheduled_JK = np.minimum(waits(graph, join_JWK[:, 1], equal_NK), wait_JK)
+    scheduled_JK = _of_the_schedule(graph, wait_JK, waits(graph, join_JWK[:, 1], equal_NK))
     delayed_JK = wait_JK - scheduled_JK
     waited_C = np.zeros(classes.count)
     waited_C[classes.schedule] = scheduled_JK.sum()
@@ -143,6 +144,22 @@ def _charge(graph: Graph, classes: _Classes) -> tuple[np.ndarray, np.ndarray]:
     own_C = np.zeros(classes.count)
     own_C[classes.host : classes.link] = np.bincount(graph.rank_N, graph.host_NK.sum(axis=1), len(graph.ranks_R))
     return waited_C, own_C
+
+
+def _of_the_schedule(graph: Graph, wait_JK: np.ndarray, equal_JK: np.ndarray) -> np.ndarray:
+    """As much of each wait as the equal world (``equal_JK``) has between the same two ops.
+
+    Waits with no op in between are compared together: where a send is waited for before the next receive, it is the
+    send that waits for the peer, and where transfers are free the receive.
+    """
+    between_N = np.cumsum(np.isin(graph.what_N, (COMPUTE, START)))
+    number_J = np.where(graph.joins_J == MISSING, 0, between_N[graph.joins_J])
+    count = int(between_N[-1]) + 1
+    waited, equal = np.zeros((count, wait_JK.shape[1])), np.zeros((count, wait_JK.shape[1]))
+    np.add.at(waited, number_J, wait_JK)
+    np.add.at(equal, number_J, equal_JK)
+    share = np.divide(np.minimum(waited, equal), waited, out=np.zeros_like(waited), where=waited > 0)
+    return np.asarray(share[number_J] * wait_JK)
 
 
 class _Chains:

@@ -29,7 +29,12 @@ def diagnosed(name: str = "1F1B", ranks: int = 2, microbatches: int = 1, chunks:
 def ms(found: Diagnosis) -> dict[tuple[object, ...], float]:
     """Milliseconds a step, over all ranks, by place."""
     scale = found.steps.median_s * 1e3 * len(found.ranks)
-    return {key(origin): round(origin.fraction * scale, 6) for origin in found.root_cause.origins}
+    return {key(origin): round(origin.fraction * scale, 6) for origin in origins(found)}
+
+
+def origins(found: Diagnosis) -> tuple[Origin, ...]:
+    assert found.root_cause is not None
+    return found.root_cause.origins
 
 
 def key(origin: Origin) -> tuple[object, ...]:
@@ -44,6 +49,12 @@ def test_equal_stages_wait_for_the_schedule_alone():
     assert ms(diagnosed()) == {("schedule",): 60}
 
 
+def test_a_send_that_waits_for_its_receiver_is_compared_with_the_receive_after_it():
+    # 4 ranks, 8 microbatches: each works 241 and the step takes 11 x 30 + 1
+    found = diagnosed(ranks=4, microbatches=8, rendezvous=True)
+    assert ms(found) == {("schedule",): 4 * 90}
+
+
 def test_a_slow_message_costs_both_ranks():
     # 4 from rank 0 to rank 1: the step takes 65, each rank works 31, waits 30 for the schedule and 4 for the message
     found = diagnosed(transfer=lambda src, dst: 4 * MS if src < dst else 0)
@@ -54,28 +65,29 @@ def test_host_time_costs_its_own_rank_and_those_that_wait_for_it():
     # rank 1 stalls 5 before its backward: the step takes 66, rank 1 stands 5 by itself, and rank 0 waits 5 for it
     found = diagnosed(host_gap=lambda op, rank, _step: 5 * MS if rank == 1 and op.kind is Kind.BACKWARD else 0)
     assert ms(found) == {("schedule",): 60, ("host", 1): 10}
-    (host,) = [origin for origin in found.root_cause.origins if origin.what == "host"]
+    (host,) = [origin for origin in origins(found) if origin.what == "host"]
     assert host.own_fraction == pytest.approx(5 / 132)
 
 
+@pytest.mark.parametrize("rendezvous", [False, True])
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
 @pytest.mark.parametrize("stage", range(4))
-def test_a_rank_that_passes_a_delay_on_is_charged_nothing(schedule: str, stage: int):
-    found = diagnosed(schedule, ranks=4, microbatches=8, duration=heavy(stage))
-    assert {origin.what for origin in found.root_cause.origins} == {"schedule", "work"}
-    assert {(o.stage, o.rank) for o in found.root_cause.origins if o.what == "work"} == {(stage, stage)}
+def test_a_rank_that_passes_a_delay_on_is_charged_nothing(schedule: str, stage: int, *, rendezvous: bool):
+    found = diagnosed(schedule, ranks=4, microbatches=8, duration=heavy(stage), rendezvous=rendezvous)
+    assert {origin.what for origin in origins(found)} == {"schedule", "work"}
+    assert {(o.stage, o.rank) for o in origins(found) if o.what == "work"} == {(stage, stage)}
 
 
 def test_a_heavy_chunk_is_told_from_the_other_chunks_of_its_rank():
     found = diagnosed("Interleaved1F1B", ranks=4, microbatches=8, chunks=2, duration=heavy(5))
-    assert {(o.stage, o.rank) for o in found.root_cause.origins if o.what == "work"} == {(5, 1)}
+    assert {(o.stage, o.rank) for o in origins(found) if o.what == "work"} == {(5, 1)}
 
 
 def test_a_slow_replica_is_named_by_its_ranks():
     # ranks 4 to 7 are the second replica; its last rank works without a pause
     slow = lambda op, rank, step: ten_and_twenty(op, rank, step) * (2 if rank >= 4 else 1)  # noqa: E731
     found = diagnosed(ranks=4, microbatches=8, replicas=2, tail=1 * MS, duration=slow)
-    work = [origin for origin in found.root_cause.origins if origin.what == "work"]
+    work = [origin for origin in origins(found) if origin.what == "work"]
     assert {origin.rank for origin in work} <= {4, 5, 6, 7}
     assert (work[0].stage, work[0].op, work[0].rank) == (3, "backward", 7)
 
@@ -88,7 +100,9 @@ def test_a_stall_between_two_steps_is_found_in_the_waits_of_the_next():
 
 
 def test_the_critical_path_is_the_chain_of_spans_that_fills_the_step():
-    path = diagnosed(transfer=lambda src, dst: 4 * MS if src < dst else 0).root_cause.critical_path
+    found = diagnosed(transfer=lambda src, dst: 4 * MS if src < dst else 0).root_cause
+    assert found is not None
+    path = found.critical_path
     rows = [(s.rank, s.what, s.stage, s.microbatch, s.link, s.start_s * 1e3, s.end_s * 1e3) for s in path.spans]
     assert [row[:5] for row in rows] == [
         (0, "forward", 0, 0, None),
@@ -112,8 +126,8 @@ def test_the_critical_path_is_the_chain_of_spans_that_fills_the_step():
 def test_origins_sum_to_the_idle_time_and_spans_to_the_step(pipeline: Pipeline):
     found = diagnose(pipeline.trace())
     assert found.root_cause is not None
-    assert all(0 <= origin.own_fraction <= origin.fraction for origin in found.root_cause.origins)
-    total = sum(origin.fraction for origin in found.root_cause.origins)
+    assert all(0 <= origin.own_fraction <= origin.fraction for origin in origins(found))
+    total = sum(origin.fraction for origin in origins(found))
     assert total == pytest.approx(found.idle_fraction, abs=1e-9)
     path = found.root_cause.critical_path
     edges = [0.0, *(span.end_s for span in path.spans)]
@@ -126,5 +140,5 @@ def test_origins_sum_to_the_idle_time_and_spans_to_the_step(pipeline: Pipeline):
 def test_work_is_no_origin_where_all_is_equal(pipeline: Pipeline):
     pipeline.duration = equal_stages(pipeline, 2 * MS)
     found = diagnose(pipeline.trace())
-    work = sum(origin.fraction for origin in found.root_cause.origins if origin.what == "work")
+    work = sum(origin.fraction for origin in origins(found) if origin.what == "work")
     assert work == pytest.approx(0, abs=1e-9)
