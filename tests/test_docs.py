@@ -15,7 +15,7 @@ import pytest
 
 from ppdiag import errors
 from ppdiag.analyzers.sources import SOURCES
-from ppdiag.analyzers.symptoms import SYMPTOMS
+from ppdiag.analyzers.symptoms import ANY, SYMPTOMS
 from ppdiag.commands import COMMANDS
 from ppdiag.conditions import QUANTITIES
 from ppdiag.diagnosis import Cause, Place
@@ -110,6 +110,21 @@ def test_the_docstring_of_each_symptom_has_its_four_parts(name):
         "What to try",
         "Source",
     ]
+
+
+@pytest.mark.parametrize("name", SYMPTOMS.names())
+def test_each_symptom_says_what_to_do_what_to_measure_and_has_tests(name):
+    module = importlib.import_module(SYMPTOMS.load(name).__module__)
+    assert module.HOW[ANY]
+    assert module.MEASURE_AFTER
+    tests = REPOSITORY / "tests" / "analyzers" / "symptoms"
+    own = tests / f"test_{name.replace('-', '_')}.py"
+    assert own.exists() or f'["{name}"]' in (tests / "test_symptoms.py").read_text(encoding="utf-8")
+
+
+def test_each_file_of_a_symptom_has_its_row():
+    files = {path.stem for path in (REPOSITORY / "analyzers" / "symptoms").glob("*.py")} - OWN_MODULES
+    assert files == {name.replace("-", "_") for name in SYMPTOMS.names()}
 
 
 def _page_of_messages() -> str:

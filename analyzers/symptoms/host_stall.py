@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
 
 HOW = in_words_of(
-    other="a Python profile of the rank named (py-spy record --pid ...): data loading, logging, checkpoints, .item() calls"
+    other="a Python profile of the rank named (py-spy record --pid ...): data, logging, checkpoints, .item() calls"
 )
 MEASURE_AFTER = "host time of the stage table"
 
@@ -44,7 +44,7 @@ def find(evidence: Evidence) -> Symptom | None:
     )
     advice = Advice(
         action=f"Find what {named} {'do' if rank is None else 'does'} outside of the pipeline's ops",
-        how=f"a Python profile of {named} (py-spy record --pid ...): data loading, logging, checkpoints, .item() calls",
+        how=f"a Python profile of {named} (py-spy record --pid ...): data, logging, checkpoints, .item() calls",
         gain_fraction=max(0.0, evidence.gains[Cause.HOST]),
         source="replay of the run without host time: an upper bound",
         measure_after=MEASURE_AFTER,
