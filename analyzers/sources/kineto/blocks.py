@@ -7,10 +7,13 @@ event; a block cut there that cannot be decoded is read event by event.
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,14 +24,17 @@ BLOCK_BYTES = 1 << 20
 MOST_HEADER_BYTES = 16 << 20
 MOST_FOOTER_BYTES = 16 << 20
 MOST_EVENT_BYTES = 16 << 20
-MOST_INFLATION = 300
-"""A trace shrinks to a tenth, one that repeats itself to a hundredth; a file made to burst, to a thousandth."""
-LEAST_INFLATED_BYTES = 64 << 20
+MOST_INFLATION = 100
+"""A trace shrinks to a tenth, and a file made to burst to a thousandth."""
+LEAST_INFLATED_BYTES = 32 << 20
 SEPARATOR = b"\n  },\n  {\n"
 GZIP_MAGIC = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*\Z")
 _END = re.compile(rb"\}\s*\]")
+_ROW = msgspec.json.Decoder(list[msgspec.Raw])
+MOST_ENDS = 16
+"""Brackets tried as the end of the list."""
 
 
 @dataclass(slots=True)
@@ -153,12 +159,25 @@ def last_cut(data: bytes) -> tuple[int, int] | None:
 def split_footer(block: bytes) -> tuple[bytes, bytes] | None:
     """The events of the last block and what follows their list; None where the list does not end in it.
 
-    Kineto indents the end of the list by two; in other layouts the first place will do behind which no event follows.
+    Kineto indents the end of the list by two. In other layouts it is the first bracket behind a brace, after the begin
+    of the last event, up to which all can be decoded.
     """
     at = block.find(b"\n  }\n  ]")
     if at >= 0:
         return block[: at + 4], block[at + 8 :]
     if block.lstrip().startswith(b"]"):
         return b"", block.lstrip()[1:]
-    end = _END.search(block, max(0, block.rfind(b'"ph"')))
-    return (block[: end.start() + 1], block[end.end() :]) if end else None
+    ends = list(itertools.islice(_END.finditer(block, max(0, block.rfind(b'"ph"'))), MOST_ENDS))
+    for end in ends:
+        if _is_whole(block[: end.start() + 1]):
+            return block[: end.start() + 1], block[end.end() :]
+    return (block[: ends[0].start() + 1], block[ends[0].end() :]) if ends else None
+
+
+def _is_whole(row: bytes) -> bool:
+    """Whether these bytes are a row of values with commas between them."""
+    try:
+        _ROW.decode(b"[" + row + b"]")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    return True

@@ -82,15 +82,14 @@ def launched_ops(path: Path, events: Events, labels: Sequence[Placed], messages:
     rows = rows[np.argsort(rows["launch"], kind="stable")]
     ops = []
     wanted = [row for row in labels if row.label.kind in (*PIPELINE_KINDS, Kind.OPTIMIZER)]
-    if any(row.label.kind in PIPELINE_KINDS for row in wanted):
-        for row in wanted:
-            first, end = np.searchsorted(rows["launch"], (row.start_ns, row.end_ns))
-            if end > first:
-                part = rows[first:end]
-                ops.append(Op(row.label, int(part["start"].min()), int(part["end"].max()), int(part["launch"][0])))
+    for row in wanted:
+        first, end = np.searchsorted(rows["launch"], (row.start_ns, row.end_ns))
+        if end > first:
+            part = rows[first:end]
+            ops.append(Op(row.label, int(part["start"].min()), int(part["end"].max()), int(part["launch"][0])))
+    labelled = any(row.label.kind in PIPELINE_KINDS for row in wanted)
+    if labelled or thread_of_messages is None or not len(rows):
         return ops
-    if thread_of_messages is None or not len(rows):
-        return []
     main = events.threads[thread_of_messages]
     own = launched.threads.index(main) if main in launched.threads else -1
     activity = np.stack([rows["launch"], rows["launch"]], axis=1)

@@ -95,8 +95,10 @@ class _Stretch(NamedTuple):
     last: int
     continues: bool
     """Whether nothing lies between it and the stretch before."""
+    received: bool
+    """Whether the last message before it is a receive."""
     received_ns: int | None
-    """When the wait for a receive returned, if that came last before it."""
+    """When the wait for it returned, where it is known."""
     sends: bool
     """Whether the post of a send follows."""
 
@@ -135,7 +137,7 @@ def _is_forward(stretches: Sequence[_Stretch], i: int, thread: Thread) -> bool:
         return at < len(thread.forwards) and bool(thread.forwards[at] <= end)
     following = stretches[i + 1] if i + 1 < len(stretches) else None
     leads_on = following is not None and following.autograd and following.continues
-    return stretch.received_ns is not None or stretch.sends or leads_on
+    return stretch.received or stretch.sends or leads_on
 
 
 class _Moment(NamedTuple):
@@ -172,6 +174,7 @@ def _stretches(thread: Thread, messages: Sequence[Message], optimizers: Sequence
                 first=int(chosen[first]),
                 last=int(chosen[following - 1]),
                 continues=continues,
+                received=before is not None and before.kind is Kind.RECV,
                 received_ns=before.when_ns if before and before[1:] == ("done", Kind.RECV) else None,
                 sends=after is not None and after[1:] == ("post", Kind.SEND),
             )

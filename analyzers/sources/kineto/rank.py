@@ -193,8 +193,7 @@ def _number_and_place(record: RankRecord, ops: Sequence[Op], messages: Sequence[
 class _Steps:
     """The step of each op and message of a rank.
 
-    A receive for a step's first op is posted after the last op of the step before: the posts between belong to the
-    step that begins.
+    A receive for a step's first op may be posted before the step begins, after the last op of the step before.
     """
 
     def __init__(self, marks: _Marks, ops: Sequence[Op]) -> None:
@@ -208,8 +207,8 @@ class _Steps:
     def of_op(self, op: Op) -> int:
         return self._number(self.exact, _when(op, on_host=self.marks.on_host))
 
-    def of_message(self, when: int) -> int:
-        return self._number(self.begins, when)
+    def of_message(self, kind: Kind, when: int) -> int:
+        return self._number(self.begins if kind is Kind.RECV else self.exact, when)
 
     def _number(self, begins: np.ndarray, when: int) -> int:
         at = int(np.searchsorted(begins, when, "right")) - 1
@@ -254,7 +253,7 @@ def _message_row(
         "stage": stage,
         "chunk": chunks.get(stage, NONE),
         "microbatch": message.label.microbatch if message.label else NONE,
-        "step": steps.of_message(posted),
+        "step": steps.of_message(message.kind, posted),
         "peer": _global_peer(message, group),
         "tag": message.tag,
         "group": NONE if group is None else groups.setdefault(group, len(groups)),

@@ -19,6 +19,8 @@ from ppdiag.errors import NoPipelineFound, NotARun
 
 DATA = Path(__file__).parents[2] / "data" / "kineto"
 FILES = sorted(DATA.glob("hta_*.json.gz"))
+ON_A_HOST = ("cpu_only", "distributed_info_unavailable", "mixed_files", "rank_unavailable")
+ON_A_DEVICE = [path for path in FILES if not any(word in path.name for word in ON_A_HOST)]
 GLOO = sorted(DATA.glob("gloo/*rank0.json.gz"))
 KERNELS = ("kernel", "Kernel")
 COPIES = ("gpu_memcpy", "gpu_memset")
@@ -80,13 +82,11 @@ def test_every_op_of_the_host_is_read_where_they_are_asked_for(path):
     assert found == sorted(interval(event, base) for event in complete(path, "cpu_op"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
+@pytest.mark.parametrize("path", ON_A_DEVICE, ids=name)
 def test_the_sums_of_a_rank_are_those_of_the_raw_events(path):
     sums = read_rank(path).sums
     base = raw(path).get("baseTimeNanoseconds", 0)
     kernels, copies = complete(path, *KERNELS), complete(path, *COPIES)
-    if not kernels:
-        pytest.skip("no device")
     talks = [interval(event, base) for event in kernels if "nccl" in event["name"].lower()]
     computes = [interval(event, base) for event in kernels if "nccl" not in event["name"].lower()]
     everything = [*talks, *computes, *(interval(event, base) for event in copies)]
