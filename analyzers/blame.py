@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +13,14 @@ from ppdiag.analyzers.why import repaired_rank, repaired_stage
 from ppdiag.diagnosis import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ppdiag.analyzers.graph import Graph, Link
 
 MOST_CANDIDATES = 48
 """Candidates replayed for one cause; those with the most time of their own come first."""
+MOST_BYTES = 1 << 30
+"""Bound on the work of candidates that is held at once."""
 MOST_SLOW_RANKS = 4
 """Ranks replayed with the work of the others: one that explains most of an imbalance is slower than all others."""
 
@@ -42,7 +45,7 @@ def candidates(cause: Cause, graph: Graph) -> list[Candidate]:
     """Places of a cause, the largest gain first; none for the bubble, which has no place."""
     if cause is Cause.IMBALANCE:
         stages, ranks = _stages(graph), _slow_ranks(graph)
-        return _ranked(graph, [*stages[0], *ranks[0]], [*stages[1], *ranks[1]])
+        return _ranked(graph, [*stages[0], *ranks[0]], chain(stages[1], ranks[1]))
     if cause is Cause.HOST:
         return _ranked(graph, *_hosts(graph))
     if cause is Cause.COMMUNICATION:
@@ -50,28 +53,30 @@ def candidates(cause: Cause, graph: Graph) -> list[Candidate]:
     return []
 
 
-def _ranked(graph: Graph, places: Sequence[dict[str, object]], worlds: Sequence[World]) -> list[Candidate]:
-    if not worlds:
-        return []
-    time_WK = replay(graph, [World(), *worlds]).duration_WK
-    gains = (time_WK[0] - time_WK[1:]).mean(axis=1)
+def _ranked(graph: Graph, places: Sequence[dict[str, object]], worlds: Iterable[World]) -> list[Candidate]:
+    """The places with what repairing each gains; the worlds are made and replayed some at a time."""
+    some = max(1, MOST_BYTES // max(1, graph.work_NK.nbytes))
+    worlds, gains = iter(worlds), []
+    while part := list(islice(worlds, some)):
+        time_WK = replay(graph, [World(), *part]).duration_WK
+        gains += (time_WK[0] - time_WK[1:]).mean(axis=1).tolist()
     found = [Candidate(gain_s=float(gain), **place) for place, gain in zip(places, gains, strict=True)]  # type: ignore[arg-type]
     return sorted(found, key=lambda candidate: -candidate.gain_s)
 
 
-def _stages(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
+def _stages(graph: Graph) -> tuple[list[dict[str, object]], Iterable[World]]:
     stage_of_work = graph.stage_N[graph.stage_N >= 0]
     total = {int(s): float(graph.work_NK[graph.stage_N == s].sum()) for s in np.unique(stage_of_work)}
     heaviest = sorted(total, key=lambda stage: -total[stage])[:MOST_CANDIDATES]
-    return [{"stage": s} for s in heaviest], [World(work_NK=repaired_stage(graph, s)) for s in heaviest]
+    return [{"stage": s} for s in heaviest], (World(work_NK=repaired_stage(graph, s)) for s in heaviest)
 
 
-def _slow_ranks(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
+def _slow_ranks(graph: Graph) -> tuple[list[dict[str, object]], Iterable[World]]:
     """The ranks furthest above the others: one may be slower than its twins, or in all stages that it holds."""
     slowest = np.argsort(-_excess_of_ranks(graph), kind="stable")[:MOST_SLOW_RANKS]
     return (
         [{"rank": int(graph.ranks_R[r])} for r in slowest],
-        [World(work_NK=repaired_rank(graph, int(r))) for r in slowest],
+        (World(work_NK=repaired_rank(graph, int(r))) for r in slowest),
     )
 
 

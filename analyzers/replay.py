@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 192 << 20
 """Bound on the times of edges and joins held at once: more steps are replayed block by block."""
+MOST_FACTOR_BYTES = 512 << 20
+"""Bound on the factors of edges in worlds: more worlds are replayed one part after the other."""
 BARRED_S = 1e12
 """An edge this early binds nobody."""
 MOST_PASSES = 6
@@ -67,6 +69,10 @@ class Replay:
 
 def replay(graph: Graph, worlds: Sequence[World], *, keep_joins: bool = False) -> Replay:
     """The step times of all worlds; the first world must keep everything (it anchors the starts)."""
+    most = max(2, MOST_FACTOR_BYTES // (8 * len(graph.src_E) * _rows(graph, worlds)))
+    if len(worlds) > most:
+        parts = [[worlds[0], *worlds[at : at + most - 1]] for at in range(1, len(worlds), most - 1)]
+        return _joined([replay(graph, part, keep_joins=keep_joins) for part in parts])
     walk = Walk(graph, worlds, keep_joins=keep_joins)
     walk.again(walk.start_RWK, np.ones(walk.start_RWK.shape[1:], bool))
     for _ in range(MOST_PASSES - 1):
@@ -77,6 +83,14 @@ def replay(graph: Graph, worlds: Sequence[World], *, keep_joins: bool = False) -
             break
         walk.again(start_RWK, bound_WK)
     return Replay(walk.duration_WK, walk.join_JWK)
+
+
+def _joined(parts: Sequence[Replay]) -> Replay:
+    """One replay of several that have their first world in common."""
+    durations = [parts[0].duration_WK[:1], *(part.duration_WK[1:] for part in parts)]
+    joins = [part.join_JWK for part in parts if part.join_JWK is not None]
+    kept = np.concatenate([joins[0][:, :1], *(join_JWK[:, 1:] for join_JWK in joins)], axis=1) if joins else None
+    return Replay(np.concatenate(durations), kept)
 
 
 def _next_starts(graph: Graph, end_RWK: np.ndarray, duration_WK: np.ndarray) -> np.ndarray:
@@ -208,6 +222,11 @@ def _levels(graph: Graph) -> list[tuple[int, int, np.ndarray]]:
     return list(zip(bounds[:-1], bounds[1:], joins, strict=True))
 
 
+def _rows(graph: Graph, worlds: Sequence[World]) -> int:
+    """Rows of times: host, work in each variant, excess where there is any, transfer, what all keep, what bars."""
+    return len({id(world.work_NK) for world in (World(), *worlds)}) + (graph.excess_EK is not None) + 4
+
+
 def _factors(graph: Graph, worlds: Sequence[World], variants: Sequence[int]) -> np.ndarray:
     """What each edge adds in each world is a small product: factors (W x F) times rows of times (F x K).
 
@@ -215,8 +234,7 @@ def _factors(graph: Graph, worlds: Sequence[World], variants: Sequence[int]) -> 
     messages where there is any, transfer, and what every world keeps; a last row is what bars an edge: a send's wait
     where transfers are free.
     """
-    rows = 1 + len(variants) + (graph.excess_EK is not None)
-    factor_EWF = np.zeros((len(graph.src_E), len(worlds), rows + 3))
+    factor_EWF = np.zeros((len(graph.src_E), len(worlds), _rows(graph, worlds)))
     rank_E = graph.rank_N[graph.last_E]
     for w, world in enumerate(worlds):
         factor = factor_EWF[:, w]

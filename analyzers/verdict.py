@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,11 +41,13 @@ class Context:
     shares: Shares
     why: Why
     imbalance: ImbalanceSplit
+    candidates: dict[Cause, list[blame.Candidate]] = field(default_factory=dict)
+    """Places of each cause that was asked for, so that they are replayed once."""
 
 
 def decide(context: Context) -> Verdict:
     """The verdict of a run."""
-    why = {Cause(field.name): getattr(context.why, field.name) for field in fields(Why)}
+    why = {Cause(part.name): getattr(context.why, part.name) for part in fields(Why)}
     unexplained = why.pop(Cause.UNEXPLAINED)
     cause = max(why, key=lambda name: why[name])
     if _comes_first(context, why[Cause.IMBALANCE]):
@@ -147,7 +149,9 @@ def _place(context: Context, cause: Cause) -> blame.Candidate:
     """The stage, rank or link that the cause sits at; ``NOWHERE`` where no single one covers it."""
     if cause is Cause.BUBBLE or context.shape.doubt:
         return NOWHERE
-    found = blame.candidates(cause, context.graph)
+    if cause not in context.candidates:
+        context.candidates[cause] = blame.candidates(cause, context.graph)
+    found = context.candidates[cause]
     shares = context.shares
     blamed_s = float((shares.kept_K - shares.without_K[cause]).mean())
     covering = [candidate for candidate in found if candidate.gain_s >= LEAST_COVERED * blamed_s]

@@ -215,6 +215,21 @@ def test_a_measured_step_is_replayed_from_its_own_starts() -> None:
     assert replay(graph, [World()]).duration_WK.tolist() == [pytest.approx([0.091, 0.091])]
 
 
+def test_worlds_that_are_too_many_at_once_are_replayed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = schedules.order("1F1B", ranks=3, chunks=1, microbatches=4)
+    pipeline = Pipeline(
+        orders, [0, 1, 2], duration=OfKind(5 * MS), host_gap=1 * MS, between=OfPair([3 * MS, 0]), steps=6
+    )
+    graph = graph_of(pipeline.trace())
+    worlds = list(eight_worlds(graph).values())
+    whole = replay(graph, worlds, keep_joins=True)
+    monkeypatch.setattr("ppdiag.analyzers.replay.MOST_FACTOR_BYTES", 1)  # two worlds at once
+    parts = replay(graph, worlds, keep_joins=True)
+    assert parts.duration_WK.tolist() == whole.duration_WK.tolist()
+    assert parts.join_JWK is not None
+    assert parts.join_JWK.tolist() == whole.join_JWK.tolist()  # type: ignore[union-attr]
+
+
 def test_the_replay_error_of_a_steady_job_is_nil() -> None:
     orders = schedules.order("1F1B", ranks=3, chunks=1, microbatches=4)
     pipeline = Pipeline(orders, [0, 1, 2], duration=OfKind(5 * MS), host_gap=1 * MS, steps=6)
