@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 MOST_ERROR, LEAST_GOOD = 0.05, 0.90
 STEPS = 6
 OPS = "--forward-ms 20 --backward-ms 40"
-HALF_OPS = "--forward-ms 10 --backward-ms 20"
+LONG_OPS = "--forward-ms 40 --backward-ms 80"
+"""Where stages are cut in two, which take ``OPS`` then: a job that sleeps has some 0.5 ms of its own around each op."""
 
 
 class Pair(NamedTuple):
@@ -49,12 +50,12 @@ def pairs() -> Iterator[Pair]:
     for schedule, few, more in (("1F1B", 4, 12), ("GPipe", 4, 16), ("Interleaved1F1B", 4, 8)):
         before, after = (_job(4, schedule, count, OPS) for count in (few, more))
         yield Pair("few microbatches", before, Change(microbatches=more), after)
-    short = _job(4, "1F1B", 4, OPS)
+    short = _job(4, "1F1B", 4, LONG_OPS)
     for schedule, torch in (("interleaved", "Interleaved1F1B"), ("zb-v", "ZBVZeroBubble")):
-        yield Pair("few microbatches", short, Change(schedule=schedule, chunks=2), _job(4, torch, 4, HALF_OPS))
-    gpipe = _job(4, "GPipe", 8, OPS)
-    yield Pair("GPipe", gpipe, Change(schedule="1f1b"), _job(4, "1F1B", 8, OPS))
-    yield Pair("GPipe", gpipe, Change(schedule="interleaved", chunks=2), _job(4, "Interleaved1F1B", 8, HALF_OPS))
+        yield Pair("few microbatches", short, Change(schedule=schedule, chunks=2), _job(4, torch, 4, OPS))
+    gpipe = _job(4, "GPipe", 8, LONG_OPS)
+    yield Pair("GPipe", gpipe, Change(schedule="1f1b"), _job(4, "1F1B", 8, LONG_OPS))
+    yield Pair("GPipe", gpipe, Change(schedule="interleaved", chunks=2), _job(4, "Interleaved1F1B", 8, OPS))
     yield from _splits()
     yield from _repairs()
     yield from _links()
