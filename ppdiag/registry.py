@@ -31,7 +31,9 @@ class Registry:
         Raises:
             KeyError: there is none.
         """
-        return EntryPoint(name, self._rows()[name], self.group).load()
+        # ours need no look at what is installed, which reads a file of each package
+        value = self._table[name] if name in self._table else self._rows()[name]
+        return EntryPoint(name, value, self.group).load()
 
     def _rows(self) -> dict[str, str]:
         rows = dict(self._table)
