@@ -25,8 +25,10 @@ SOURCES = Registry(
         "run_directory": "ppdiag.analyzers.sources.run_directory:RunDirectory",
         "megascan": "ppdiag.analyzers.sources.megascan:MegaScan",
         "straggler_analysis": "ppdiag.analyzers.sources.straggler_analysis:StragglerAnalysis",
+        "ndtimeline": "ppdiag.analyzers.sources.ndtimeline:NdTimeline",
         "kineto": "ppdiag.analyzers.sources.kineto.source:Kineto",
         "nsight_systems": "ppdiag.analyzers.sources.nsight_systems:NsightSystems",
+        "nccl_inspector": "ppdiag.analyzers.sources.nccl_inspector:NcclInspector",
         "flight_recorder": "ppdiag.analyzers.sources.flight_recorder:FlightRecorder",
     },
 )

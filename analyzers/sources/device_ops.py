@@ -35,6 +35,8 @@ class Op(NamedTuple):
     start_ns: int
     end_ns: int
     launch_ns: int
+    step: int = NONE
+    """Where the recorder counts steps; else they are counted by the optimizer's."""
 
 
 class Message(NamedTuple):
@@ -173,9 +175,12 @@ def _op_rows(rank: RankOps) -> Iterator[dict[str, int]]:
 
 
 def _steps(ops: Sequence[Op]) -> Iterator[int]:
-    """The step of each op: it goes up at the first op of the pipeline after an optimizer's."""
+    """The step of each op: as recorded, else up at the first op of the pipeline after an optimizer's."""
     step, stepped = 0, False
     for op in ops:
+        if op.step != NONE:
+            yield op.step
+            continue
         if op.kind is Kind.OPTIMIZER:
             stepped = True
         elif stepped:

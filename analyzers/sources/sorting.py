@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MOST_FILES = 100_000
 LISTED = 4
-HANGS = ("flight_recorder",)
-"""Sources that hold no times: read only where there is nothing else."""
+HANGS = ("flight_recorder", "nccl_inspector")
+"""Sources that hold no steps: read only where there is nothing else."""
 WHOLE = "run_directory"
 """Its recordings are directories, which are not taken apart."""
 

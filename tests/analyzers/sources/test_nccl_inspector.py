@@ -1,0 +1,102 @@
+"""Logs of NCCL's Inspector, in the form of the examples of its README."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppdiag.analyzers.sources import read_trace
+from ppdiag.errors import BadRecord, NoPipelineFound
+
+
+def record(rank, number, time_us, **perf):
+    """As the README's example: 485.12 GB/s on 8 ranks."""
+    return {
+        "header": {"id": "0x7f8c496ae9f661", "rank": rank, "n_ranks": 4, "nnodes": 1},
+        "metadata": {
+            "inspector_output_format_version": "v4.0",
+            "git_rev": "",
+            "rec_mechanism": "profiler_plugin",
+            "dump_timestamp_us": 1748030377748202,
+            "hostname": "example-hostname",
+            "pid": 1639453,
+        },
+        "coll_perf": {
+            "coll": "AllReduce",
+            "coll_sn": number,
+            "coll_msg_size_bytes": 17179869184,
+            "coll_exec_time_us": time_us,
+            "coll_algobw_gbs": 277.210914,
+            "coll_busbw_gbs": 485.119099,
+            **perf,
+        },
+    }
+
+
+def write(folder, times_us, calls=20):
+    for rank, time_us in enumerate(times_us):
+        lines = [json.dumps(record(rank, number, time_us)) for number in range(calls)]
+        (folder / f"host-pid{rank}.log").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def said(folder):
+    with pytest.raises(NoPipelineFound) as caught:
+        read_trace([folder])
+    return str(caught.value)
+
+
+def test_the_speed_of_each_communicator_is_said(tmp_path):
+    text = said(write(tmp_path, (61974, 61974, 61974, 61974)))
+    assert "no ops of a pipeline" in text
+    assert "4 ranks, 80 AllReduce of 17179869184 bytes: 62 ms, 485 GB/s" in text
+
+
+def test_the_rank_that_spends_the_least_time_in_a_collective_has_come_last(tmp_path):
+    assert "rank 2 of it comes last to 20 of 20 (50 ms after the first)" in said(
+        write(tmp_path, (61000, 62000, 12000, 61500))
+    )
+
+
+def test_nobody_is_blamed_for_few_calls_or_turns(tmp_path):
+    assert "comes last" not in said(write(tmp_path, (61000, 62000, 12000, 61500), calls=5))
+    for rank in range(4):
+        lines = [json.dumps(record(rank, n, 100 if n % 4 == rank else 500)) for n in range(40)]
+        (tmp_path / f"host-pid{rank}.log").write_text("\n".join(lines))
+    assert "comes last" not in said(tmp_path)
+
+
+def test_packed_logs_are_read_as_far_as_they_go(tmp_path):
+    lines = "\n".join(json.dumps(record(0, number, 5.0)) for number in range(2000))
+    packed = gzip.compress(lines.encode())
+    (tmp_path / "host.log.gz").write_bytes(packed[: len(packed) // 2])
+    assert "AllReduce" in said(tmp_path)
+
+
+def test_lines_that_are_cut_off_are_counted(tmp_path):
+    line = json.dumps(record(0, 1, 5.0))
+    (tmp_path / "host.log").write_text(f"{line}\n{line[:300]}\n")
+    assert "1 lines were left out" in said(tmp_path)
+
+
+def test_messages_alone_are_no_collectives(tmp_path):
+    row = record(0, 1, 5.0)
+    row["p2p_perf"] = row.pop("coll_perf")
+    (tmp_path / "host.log").write_text(json.dumps(row))
+    with pytest.raises(BadRecord, match="expected records of NCCL's Inspector"):
+        read_trace([tmp_path])
+
+
+VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+
+
+@given(st.dictionaries(st.sampled_from(["header", "coll_perf"]), VALUES), st.dictionaries(st.text(max_size=9), VALUES))
+def test_odd_records_are_left_out_or_read(tmp_path_factory, odd, perf):
+    folder = tmp_path_factory.mktemp("odd")
+    rows = [record(0, 1, 5.0), {**record(0, 1, 5.0), **odd}, record(0, 1, 5.0, **perf)]
+    (folder / "host.log").write_text("\n".join(json.dumps(row) for row in rows))
+    assert "AllReduce" in said(folder)
