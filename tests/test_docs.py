@@ -122,6 +122,13 @@ def test_each_symptom_says_what_to_do_what_to_measure_and_has_tests(name):
     assert own.exists() or f'["{name}"]' in (tests / "test_symptoms.py").read_text(encoding="utf-8")
 
 
+def test_the_cases_name_symptoms_that_exist_and_leave_none_out():
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", _page("docs/cases.md")))
+    without_thread = {"host-stall", "imbalance"}  # these are named beside their special cases
+    assert named <= set(SYMPTOMS.names())
+    assert set(SYMPTOMS.names()) - named <= without_thread
+
+
 def test_each_file_of_a_symptom_has_its_row():
     files = {path.stem for path in (REPOSITORY / "analyzers" / "symptoms").glob("*.py")} - OWN_MODULES
     assert files == {name.replace("-", "_") for name in SYMPTOMS.names()}
