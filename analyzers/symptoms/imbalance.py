@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
+from ppdiag.analyzers.what_if import Change, predict, run_of
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
@@ -68,22 +69,28 @@ def _numbers(evidence: Evidence) -> list[str]:
 def _advice(evidence: Evidence) -> Advice:
     split = evidence.diagnosis.imbalance
     if split.microbatch > max(split.stage, split.rank):
+        even = "microbatch"
         action, how = "Give microbatches equal cost", "pack or sort samples by the sum of their squared lengths"
     elif split.rank > split.stage:
+        even = "rank"
         action, how = (
             "Look at the slow ranks' machines",
             "clocks, throttling and other processes on the slow rank's host",
         )
     else:
+        even = "stage"
         verdict = evidence.diagnosis.verdict
         places = {"stage": verdict.stage, "rank": verdict.rank}
         named = next((f"{kind} {number}" for kind, number in places.items() if number is not None), "the slow stages")
         action = f"Move layers off {named}, by measured time"
         how = evidence.says(HOW)
+    found = predict(run_of(evidence.analysis), Change(even=even))
+    low, high = found.gain_range
     return Advice(
         action=action,
         how=how,
-        gain_fraction=max(0.0, evidence.gains[Cause.IMBALANCE]),
-        source="replay of the run with equal work: an upper bound, since layers cannot be cut at will",
+        gain_fraction=max(0.0, found.gain),
+        source=f"replay of the run with {found.change.words}, which layers and samples can only come near to: "
+        f"{percent(low)} to {percent(high)} over the steps",
         measure_after=MEASURE_AFTER,
     )

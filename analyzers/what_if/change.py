@@ -20,6 +20,13 @@ class LinkFactor(NamedTuple):
     faster: float
 
 
+EVEN = {
+    "stage": "stages of equal length",
+    "microbatch": "microbatches of equal cost",
+    "rank": "ranks of one stage alike",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What is different from the run as it was measured; what is None or empty stays.
@@ -35,7 +42,8 @@ class Change:
         overlap: no rank waits until its send is taken, and a message travels as soon as it is there.
         checkpoint: activations are not kept: each backward runs its forward again.
         repair: stages or ranks that take no longer than the others.
-        even_stages: all stages take the same time, which no split of layers can better.
+        even: what takes equally long: ``stage`` (all stages), ``microbatch`` (all microbatches) or ``rank`` (those
+            that hold the same stage); empty for nothing.
     """
 
     microbatches: int | None = None
@@ -48,7 +56,7 @@ class Change:
     overlap: bool = False
     checkpoint: bool = False
     repair: tuple[Place, ...] = ()
-    even_stages: bool = False
+    even: str = ""
 
     @property
     def reorders(self) -> bool:
@@ -71,7 +79,7 @@ class Change:
         found += [_speed(link) for link in self.links]
         found += ["overlapped transfers"] * self.overlap + ["activation checkpointing"] * self.checkpoint
         found += [f"{place.what} {place.number} repaired" for place in self.repair]
-        found += ["stages of equal length"] * self.even_stages
+        found += [EVEN[self.even]] if self.even else []
         return ", ".join(found) or "no change"
 
 

@@ -35,11 +35,11 @@ def changed(run: Run, change: Change) -> Graph:
     graph = run.graph
     for place in change.repair:
         graph = _repaired(run, graph, place)
-    if change.even_stages:
-        graph = replace(graph, work_NK=equalised_work(graph)["stage"])
+    if change.even:
+        graph = replace(graph, work_NK=equalised_work(graph)[change.even])
     if change.layers is not None:
         graph = _other_layers(run, graph, change)
-    if change.repair or change.even_stages or change.layers is not None:
+    if change.repair or change.even or change.layers is not None:
         graph = _without_excess(graph)
     if change.checkpoint:
         graph = _recomputing(run, graph)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.what_if.run import Run
 
 
-MOST_OPS = 100_000
-"""Ops that are laid out, of all replicas together: some seconds."""
+MOST_OPS = 30_000
+"""Ops that are laid out, of all replicas together: a second or two."""
 
 
 class Plan(NamedTuple):
@@ -102,6 +102,7 @@ class _Times:
         self.run, self.plan = run, plan
         self.measured = op_times(run, graph)
         self.ranks_R = graph.ranks_R
+        self.same_stages = len(plan.stage_rank) == run.stages
         self.mix = stage_mix(len(plan.stage_rank), run.stages, _ends(stage_seconds(graph, run.stages)))
         self.microbatches = 1 + max(op.microbatch for ops in plan.orders for op in ops)
         self.split = {op[1:] for ops in plan.orders for op in ops if op.kind is Kind.WEIGHT}
@@ -138,7 +139,7 @@ class _Times:
         """The measured op of the rank that is most like this one: of its stage, else of any; a W like a backward."""
         kinds = (op.kind, Kind.BACKWARD) if op.kind is Kind.WEIGHT else (op.kind,)
         own = self.run.shape.stages[int(self.ranks_R[rank])]
-        same = len(self.plan.stage_rank) == self.run.stages and op.stage in own
+        same = self.same_stages and op.stage in own
         stages = (op.stage,) if same else (own[self.chunk[op.stage] % len(own)], *own)
         keys = (OpKey(rank, int(kind), stage, self._source(op)) for kind in kinds for stage in stages)
         return next((key for key in keys if key in self.measured.times), None)

@@ -68,7 +68,8 @@ def single_changes(run: Run, *, now: Sequence[int] | None = None, limit_bytes: f
     microbatches = run.shape.microbatches
     found = [Change(microbatches=times * microbatches) for times in (2, 4)]
     found += [Change(schedule=name, chunks=chunks) for name, chunks in SCHEDULES if not _is_own(run, name, chunks)]
-    found.append(Change(even_stages=True) if now is None else best_layers(run, now, limit_bytes=limit_bytes))
+    found.append(Change(even="stage") if now is None else best_layers(run, now, limit_bytes=limit_bytes))
+    found += [Change(even="microbatch"), *([Change(even="rank")] if len(run.shape.pipelines) > 1 else [])]
     found += [Change(repair=(place,)) for place in (*_slow_stages(run), *_slow_ranks(run))]
     if run.graph.links:
         found += [Change(links=(LinkFactor(stages, FASTER),)) for stages in (*_slow_links(run), None)]

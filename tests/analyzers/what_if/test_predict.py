@@ -212,3 +212,14 @@ def test_of_many_replicas_the_slowest_is_laid_out() -> None:
         patch.setattr(layout, "MOST_OPS", 100)  # one replica has 64
         assert layout.slowest_replicas(run, (plan,)) == [2]
         assert predict(run, Change(microbatches=16)).step_s == pytest.approx(19 * 0.054 + 0.001)
+
+
+@pytest.mark.parametrize("even", ["microbatch", "stage"])
+def test_what_is_made_equal_takes_its_mean(even: str) -> None:
+    # every second microbatch, or every second stage, takes 1.5 times as long: 45 ms in the mean
+    def uneven(op: Op, _rank: int, _step: int) -> int:
+        odd = (op.microbatch if even == "microbatch" else op.stage) % 2
+        return (6 if op.kind is Kind.FORWARD else 12) * MS * (2 + odd)
+
+    found = predict(run_of_pipeline(pipeline_of(duration=uneven)), Change(even=even))
+    assert found.step_s == pytest.approx(11 * 0.045 + 0.001)
