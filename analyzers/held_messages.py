@@ -91,9 +91,9 @@ def largest_batch(spans: np.ndarray) -> tuple[int, int]:
 
 
 def _matched(analysis: Analysis) -> np.ndarray:
-    """Indices of the messages of the analysed steps whose other end is recorded."""
+    """Indices of the messages of the analysed steps whose other end is recorded, and whose times nobody guessed."""
     spans, steps = analysis.trace.spans, analysis.steps
-    waited = (spans["flags"] & np.uint16(Flag.NEVER_WAITED)) == 0
+    waited = (spans["flags"] & np.uint16(Flag.NEVER_WAITED | Flag.INFERRED)) == 0
     messages = np.isin(spans["kind"], (Kind.SEND, Kind.RECV)) & np.isin(steps.number, steps.kept)
     return np.flatnonzero(messages & waited & (analysis.program.messages.partner != MISSING))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppdiag.diagnosis import CRITICAL, WORTH_A_WARNING
+from ppdiag.diagnosis import CRITICAL, WORTH_A_WARNING, percent
 from ppdiag.registry import Registry
 
 if TYPE_CHECKING:
@@ -146,6 +146,21 @@ class Evidence:
         times = [replay(graph, [World(), world(graph)]).duration_WK for graph in self.analysis.graphs]
         kept, changed = np.concatenate(times, axis=1).sum(axis=1)
         return max(0.0, float(1.0 - changed / kept))
+
+    def gain_of_evening_out(self, what: str) -> tuple[float, str]:
+        """Share of the step time that goes where the same work is spread evenly, with the words for its source.
+
+        Args:
+            what: ``stage``, ``microbatch`` or ``rank``.
+        """
+        from ppdiag.analyzers.what_if import Change, predict, run_of  # noqa: PLC0415
+
+        found = predict(run_of(self.analysis), Change(even=what))
+        low, high = found.gain_range
+        return max(0.0, found.gain), (
+            f"replay of the run with {found.change.words}, which layers and samples can only come near to: "
+            f"{percent(low)} to {percent(high)} over the steps"
+        )
 
 
 def _first_fact(trace: Trace, name: str) -> Any:  # noqa: ANN401  (facts are of any type)

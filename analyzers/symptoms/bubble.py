@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ppdiag.analyzers.symptoms import Evidence
-    from ppdiag.analyzers.what_if import Prediction
 
 FAST_NETWORK = 0.20
 """Interleaving multiplies the messages by V: below this share of communication that is likely to pay."""
@@ -94,7 +93,8 @@ def _advice(evidence: Evidence) -> Iterator[Advice]:
                 action=option.action,
                 how=how,
                 gain_fraction=found.gain,
-                source=_source(found),
+                gain_range=found.gain_range,
+                source="replay of the run with the change, for the same samples; ppdiag whatif tries others",
                 measure_after=option.measure_after,
             )
 
@@ -142,11 +142,3 @@ def _options(evidence: Evidence) -> list[Option]:
             many_messages=True,
         ),
     ]
-
-
-def _source(found: Prediction) -> str:
-    low, high = found.gain_range
-    return (
-        f"replay of the run with the change, for the same samples: {percent(low)} to {percent(high)} over the steps; "
-        "ppdiag whatif tries others"
-    )

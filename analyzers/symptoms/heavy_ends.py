@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.replay import World
 from ppdiag.analyzers.symptoms import DEEPSPEED, in_words_of, is_verdict, severity
 from ppdiag.analyzers.symptoms.mtp_on_last_stage import mtp_layers
-from ppdiag.analyzers.why import repaired_stage
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
@@ -43,11 +41,12 @@ def find(evidence: Evidence) -> Symptom | None:
         return None
     own = next(row for row in stages if row.stage == stage)
     middle = [row for row in stages if row.stage not in ends]
+    gain, source = evidence.gain_of_evening_out("stage")
     advice = Advice(
-        action=f"Take layers off stage {stage}: it holds the {'output layer and the loss' if stage else 'embedding'}",
+        action=f"Take layers off stage {stage}: {'its output layer' if stage else 'its embedding'} is work too",
         how=evidence.says(HOW),
-        gain_fraction=evidence.gain(lambda graph: World(work_NK=repaired_stage(graph, own.stage))),
-        source="replay of the run with this stage as long as the others: an upper bound",
+        gain_fraction=gain,
+        source=source,
         measure_after=MEASURE_AFTER,
     )
     share = evidence.diagnosis.why.imbalance

@@ -85,12 +85,11 @@ def _advice(evidence: Evidence) -> Advice:
         action = f"Move layers off {named}, by measured time"
         how = evidence.says(HOW)
     found = predict(run_of(evidence.analysis), Change(even=even))
-    low, high = found.gain_range
     return Advice(
         action=action,
         how=how,
         gain_fraction=max(0.0, found.gain),
-        source=f"replay of the run with {found.change.words}, which layers and samples can only come near to: "
-        f"{percent(low)} to {percent(high)} over the steps",
+        gain_range=found.gain_range,
+        source=f"replay of the run with {found.change.words}, which layers and samples can only come near to",
         measure_after=MEASURE_AFTER,
     )

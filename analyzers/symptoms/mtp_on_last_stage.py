@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.replay import World
 from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
-from ppdiag.analyzers.why import repaired_stage
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
@@ -37,11 +35,12 @@ def find(evidence: Evidence) -> Symptom | None:
     if not count or not is_verdict(evidence, Cause.IMBALANCE) or evidence.diagnosis.verdict.stage != last or last < 1:
         return None
     share = evidence.diagnosis.why.imbalance
+    gain, source = evidence.gain_of_evening_out("stage")
     advice = Advice(
         action=f"Take layers off stage {last}, which holds the layers that predict further tokens",
         how=evidence.says(HOW),
-        gain_fraction=evidence.gain(lambda graph: World(work_NK=repaired_stage(graph, last))),
-        source="replay of the run with this stage as long as the others: an upper bound",
+        gain_fraction=gain,
+        source=source,
         measure_after=MEASURE_AFTER,
     )
     numbers = (

@@ -44,18 +44,19 @@ def find(evidence: Evidence) -> Symptom | None:
     if alike < ALIKE:
         return None
     ratio_M = (time_SM / time_SM.mean(axis=1, keepdims=True)).mean(axis=0)
+    gain, source = evidence.gain_of_evening_out("microbatch")
     advice = Advice(
         action="Give the microbatches of a step equal cost",
         how=evidence.says(HOW),
-        gain_fraction=max(0.0, evidence.gains[Cause.IMBALANCE]),
-        source="replay of the run with equal work: an upper bound",
+        gain_fraction=gain,
+        source=source,
         measure_after=MEASURE_AFTER,
     )
     numbers = (
         f"imbalance between microbatches {percent(split.microbatch)} of the step",
         (
             f"forwards take {ratio_M.min():.2f} to {ratio_M.max():.2f} times their stage's mean; "
-            f"correlation between stages {alike:.2f} or more"
+            f"correlation between stages at least {alike:.2f}"
         ),
     )
     return Symptom("sequence-lengths", "Microbatches of unequal cost", severity(split.microbatch), numbers, (advice,))

@@ -38,11 +38,12 @@ def find(evidence: Evidence) -> Symptom | None:
     times = [
         f"stage {row.stage} {(row.forward_s + row.backward_s) * 1e3:.1f} ms" for row in evidence.diagnosis.stages[:16]
     ]
+    gain, source = evidence.gain_of_evening_out("stage")
     advice = Advice(
         action="Cut the model by measured time",
         how=evidence.says(HOW),
-        gain_fraction=max(0.0, evidence.gains[Cause.IMBALANCE]),
-        source="replay of the run with equal work: an upper bound, since layers cannot be cut at will",
+        gain_fraction=gain,
+        source=source,
         measure_after=MEASURE_AFTER,
     )
     numbers = (f"imbalance {percent(share)} of the step", f"F and B of a microbatch: {', '.join(times)}")

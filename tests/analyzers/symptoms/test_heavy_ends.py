@@ -13,10 +13,10 @@ def heavy(stage: int, ranks: int = 4):
 def test_a_heavy_last_stage_is_known_by_what_it_holds() -> None:
     symptom = found(heavy(3), MEGATRON)["heavy-ends"]
     assert symptom.evidence[1] == "stage 3: 60.0 ms a microbatch; the stages between the ends: 30.0 ms on average"
-    assert "output layer and the loss" in symptom.advice[0].action
+    assert "output layer" in symptom.advice[0].action
     assert "--account-for-loss-in-pipeline-split" in symptom.advice[0].how
-    # 1F1B, stage 3 of 60 ms: 3 x 30 + 16 x 60 + 1 = 1051; of 30 ms: 19 x 30 + 1 = 571
-    assert symptom.advice[0].gain_fraction == pytest.approx(480 / 1051)
+    # 1F1B, stage 3 of 60 ms: 3 x 30 + 16 x 60 + 1 = 1051; the same work evenly, 37.5 ms each: 19 x 37.5 + 1 = 713.5
+    assert symptom.advice[0].gain_fraction == pytest.approx(337.5 / 1051)
     assert "embedding" in found(heavy(0), MEGATRON)["heavy-ends"].advice[0].action
 
 

@@ -9,7 +9,7 @@ def test_microbatches_that_are_slow_on_all_stages_are_the_datas() -> None:
     symptom = found(pipeline(microbatches=8, duration=slower(9, microbatch=3)).trace(), MEGATRON)["sequence-lengths"]
     # forwards of 10 ms, one of 90: the mean is 20
     assert symptom.evidence[1] == (
-        "forwards take 0.50 to 4.50 times their stage's mean; correlation between stages 1.00 or more"
+        "forwards take 0.50 to 4.50 times their stage's mean; correlation between stages at least 1.00"
     )
     assert "squared lengths" in symptom.advice[0].how
 
