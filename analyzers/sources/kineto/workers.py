@@ -27,7 +27,7 @@ def read_ranks(files: Sequence[Path], progress: Progress | None) -> tuple[list[R
     workers = min(_processors(), len(files))
     if workers < 2 or sum(path.stat().st_size for path in files) < WORTH_BYTES:
         return _read(files, progress)
-    return _read_in_processes(files, workers)
+    return _read_in_processes(files, workers, progress)
 
 
 def _processors() -> int:
@@ -49,7 +49,9 @@ def _read(files: Sequence[Path], progress: Progress | None) -> tuple[list[RankRe
     return records, failures
 
 
-def _read_in_processes(files: Sequence[Path], workers: int) -> tuple[list[RankRecord], list[PpdiagError]]:
+def _read_in_processes(
+    files: Sequence[Path], workers: int, progress: Progress | None
+) -> tuple[list[RankRecord], list[PpdiagError]]:
     """Each process reads a share of the files, the largest dealt out first.
 
     They are started anew and not forked, since the caller may have threads, and not through multiprocessing, which
@@ -60,22 +62,32 @@ def _read_in_processes(files: Sequence[Path], workers: int) -> tuple[list[RankRe
     failures: list[PpdiagError] = []
     with tempfile.TemporaryDirectory(prefix="ppdiag-") as folder:
         started = []
-        for worker in range(workers):
-            share = order[worker::workers]
-            output = Path(folder) / str(worker)
-            command = [sys.executable, "-m", __name__, str(output), *(str(files[n]) for n in share)]
-            started.append((subprocess.Popen(command, env=_environment()), output, share))  # noqa: S603
-        for process, output, share in started:
-            code = process.wait()
-            if code or not output.is_file():
-                failures.append(BadRecord(f"{files[share[0]]}: its reader ended with code {code}"))
-                continue
-            for n, result in zip(share, pickle.loads(output.read_bytes()), strict=True):  # noqa: S301  (our own)
-                if isinstance(result, RankRecord):
-                    found[n] = result
-                else:
-                    failures.append(result)
+        try:
+            for worker in range(workers):
+                share = order[worker::workers]
+                output = Path(folder) / str(worker)
+                command = [sys.executable, "-m", __name__, str(output), *(str(files[n]) for n in share)]
+                started.append((subprocess.Popen(command, env=_environment()), output, share))  # noqa: S603
+            for done, (process, output, share) in enumerate(started):
+                if progress is not None:
+                    progress("reading files", done, workers)
+                results = _results(process, output, [files[n] for n in share])
+                found |= {n: result for n, result in zip(share, results, strict=True) if isinstance(result, RankRecord)}
+                failures += [result for result in results if not isinstance(result, RankRecord)]
+        finally:
+            for process, _, _ in started:
+                process.kill()
+                process.wait()
     return [found[n] for n in sorted(found)], failures
+
+
+def _results(process: subprocess.Popen[bytes], output: Path, files: Sequence[Path]) -> list[RankRecord | PpdiagError]:
+    """What a process found in its files, in their order."""
+    code = process.wait()
+    if code or not output.is_file():
+        return [BadRecord(f"{path}: its reader ended with code {code}") for path in files]
+    results: list[RankRecord | PpdiagError] = pickle.loads(output.read_bytes())  # noqa: S301  (written by us)
+    return results
 
 
 def _environment() -> dict[str, str]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ppdiag.analyzers.sources import read_trace
+from ppdiag.analyzers.sources.kineto import workers
 from ppdiag.analyzers.sources.kineto.events import Category, read_events
 from ppdiag.analyzers.sources.kineto.rank import read_rank
 from ppdiag.analyzers.sources.kineto.source import Kineto
@@ -162,3 +163,17 @@ def test_other_json_is_not_taken_for_a_trace(tmp_path):
     assert not Kineto().recognises(path)
     with pytest.raises(NotARun):
         read_trace([path])
+
+
+def test_files_read_in_processes_give_the_same(monkeypatch, tmp_path):
+    damaged = tmp_path / "rank9.json"
+    damaged.write_text("{}")
+    files = [*GLOO, damaged, *ON_A_DEVICE[:3]]
+    alone, failures = workers.read_ranks(files, None)
+    monkeypatch.setattr(workers, "WORTH_BYTES", 0)
+    monkeypatch.setattr(workers, "_processors", lambda: 2)
+    together, same_failures = workers.read_ranks(files, None)
+    assert [record.path for record in together] == [record.path for record in alone]
+    assert all((one.spans == other.spans).all() for one, other in zip(alone, together, strict=True))
+    assert [str(failure) for failure in same_failures] == [str(failure) for failure in failures]
+    assert len(failures) == 1
