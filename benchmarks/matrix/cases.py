@@ -3,6 +3,8 @@
 What is right is written here by hand from what was planted. The strengths are such that the planted fault outweighs
 the schedule's own bubble: P = 4 ranks and M = 8 or 12 microbatches leave a bubble of (P - 1) / (M + P - 1), 27 or 20 %,
 half of it with two chunks a rank, and less of a step that the fault has made longer.
+
+The seed draws where the cases of a fault begin; from there they take the places in turn, each of a strength of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ SINGLE = ("1F1B", "GPipe")
 INTERLEAVED = "Interleaved1F1B"
 SCHEDULES = (*SINGLE, INTERLEAVED)
 OF_CHUNKS = (INTERLEAVED, "LoopedBFS", "ZBVZeroBubble")
-RANKS, CHUNKS, STEPS = 4, 2, 7
+RANKS, CHUNKS, STEPS = 4, 2, 6
 ROWS, MESSAGE_BITS = 2048, 2048 * 32 * 8
 """Messages of 64 KiB, for links of a low rate."""
 UNLIMITED_MBIT = 10_000.0
@@ -34,6 +36,8 @@ class Answer(NamedTuple):
     """The two ranks."""
     part: str | None = None
     """The largest part of the imbalance: stage, microbatch or rank."""
+    symptom: str | None = None
+    """A symptom that must be found besides: what the host was at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,97 +74,115 @@ class Planted(NamedTuple):
     ranks: int = RANKS
 
 
-Fault = Callable[[random.Random, str, int], Planted]
+class Turn(NamedTuple):
+    """Which case of a fault and a schedule is to be planted.
+
+    Attributes:
+        schedule: the schedule.
+        number: 0, 1, 2, …
+        begin: drawn by the seed: where the places begin.
+    """
+
+    schedule: str
+    number: int
+    begin: int
+
+    def of(self, count: int) -> int:
+        """The place, of so many."""
+        return (self.begin + self.number) % count
 
 
-def slow_stage(draw: random.Random, schedule: str, number: int) -> Planted:
+Fault = Callable[[Turn], Planted]
+
+
+def slow_stage(turn: Turn) -> Planted:
     """All that one rank holds takes longer: with one stage a rank the stage is at fault, with several the rank."""
-    factor, rank = (1.5, 2.0, 3.0, 2.0)[number], draw.randrange(RANKS)
-    right = Answer("imbalance", stage=rank) if schedule in SINGLE else Answer("imbalance", rank=rank)
-    return Planted(f"{base(draw)} --rank-factor {rank}:{factor}", f"rank {rank} x {factor}", (right,))
+    factor, rank = (1.5, 2.0, 3.0, 2.0)[turn.number], turn.of(RANKS)
+    right = Answer("imbalance", stage=rank) if turn.schedule in SINGLE else Answer("imbalance", rank=rank)
+    return Planted(f"{base(turn)} --rank-factor {rank}:{factor}", f"rank {rank} x {factor}", (right,))
 
 
-def slow_chunk(draw: random.Random, _schedule: str, number: int) -> Planted:
-    factor, stage = (2.0, 3.0, 4.0, 3.0)[number], draw.randrange(CHUNKS * RANKS)
+def slow_chunk(turn: Turn) -> Planted:
+    factor, stage = (2.0, 3.0, 4.0, 3.0)[turn.number], turn.of(CHUNKS * RANKS)
     right = (Answer("imbalance", stage=stage),)
-    return Planted(f"{base(draw)} --stage-factor {stage}:{factor}", f"stage {stage} x {factor}", right)
+    return Planted(f"{base(turn)} --stage-factor {stage}:{factor}", f"stage {stage} x {factor}", right)
 
 
-def slow_twin(draw: random.Random, _schedule: str, number: int) -> Planted:
+def slow_twin(turn: Turn) -> Planted:
     """Of two pipelines, one rank is slower than the one with the same stage."""
-    factor, pp = (1.5, 2.0, 3.0, 2.0)[number], (2, 2, 2, 3)[number]
-    rank = draw.randrange(2 * pp)
-    options = f"{base(draw, 2 * pp)} --replicas 2 --rank-factor {rank}:{factor}"
+    factor, pp = (1.5, 2.0, 3.0, 2.0)[turn.number], (2, 2, 2, 3)[turn.number]
+    rank = turn.of(2 * pp)
+    microbatches = 12 if pp == 3 else 8  # the interleaved schedule wants a multiple of the ranks
+    options = f"{base(turn, microbatches)} --replicas 2 --rank-factor {rank}:{factor}"
     return Planted(options, f"rank {rank} x {factor}", (Answer("imbalance", rank=rank),), ranks=2 * pp)
 
 
-def slow_link(draw: random.Random, schedule: str, number: int) -> Planted:
-    delay_ms = (10.0, 15.0, 30.0, 20.0)[number]
-    a, b = cable(draw, schedule)
+def slow_link(turn: Turn) -> Planted:
+    delay_ms = (10.0, 15.0, 30.0, 20.0, 30.0)[turn.number]
+    a, b = cable(turn)
     right = (Answer("communication", link=frozenset((a, b))),)
     link = f"{a}-{b}:{delay_ms}:{UNLIMITED_MBIT}"
-    return Planted(base(draw), f"link {a}-{b} {delay_ms} ms", right, links=(link,))
+    return Planted(base(turn), f"link {a}-{b} {delay_ms} ms", right, links=(link,))
 
 
-def low_rate_link(draw: random.Random, schedule: str, number: int) -> Planted:
-    message_ms = (25.0, 40.0, 80.0, 60.0)[number]
-    a, b = cable(draw, schedule)
+def low_rate_link(turn: Turn) -> Planted:
+    message_ms = (25.0, 40.0, 80.0, 60.0)[turn.number]
+    a, b = cable(turn)
     right = (Answer("communication", link=frozenset((a, b))),)
     mbit = MESSAGE_BITS / message_ms / 1e3
-    options = f"{base(draw)} --rows {ROWS}"
+    options = f"{base(turn)} --rows {ROWS}"
     return Planted(options, f"link {a}-{b} {mbit:.1f} Mbit/s", right, links=(f"{a}-{b}:0:{mbit:.3f}",))
 
 
-def host_stall(draw: random.Random, _schedule: str, number: int) -> Planted:
+def host_stall(turn: Turn) -> Planted:
     """Between steps and before the optimizer once a step; before an op once a microbatch."""
-    place, milliseconds = (("between", 250), ("optimizer", 350), ("op", 12), ("op", 25))[number]
-    return stall(draw, place, milliseconds)
+    place, milliseconds = (("between", 250), ("optimizer", 350), ("op", 12), ("op", 25))[turn.number]
+    return stall(turn, place, milliseconds)
 
 
-def data_stall(draw: random.Random, _schedule: str, number: int) -> Planted:
-    return stall(draw, "data", (180, 250, 400, 300)[number])
+def data_stall(turn: Turn) -> Planted:
+    return stall(turn, "data", (180, 250, 400, 300)[turn.number], symptom="data-wait")
 
 
-def gc_pause(draw: random.Random, _schedule: str, number: int) -> Planted:
-    return stall(draw, "gc", (150, 250, 400, 300)[number])
+def gc_pause(turn: Turn) -> Planted:
+    return stall(turn, "gc", (180, 250, 400, 300)[turn.number], symptom="garbage-collection")
 
 
-def few_microbatches(_draw: random.Random, schedule: str, number: int) -> Planted:
+def few_microbatches(turn: Turn) -> Planted:
     """1F1B and the interleaved schedule want as many microbatches as ranks; GPipe runs with fewer."""
-    ranks = (2, 3, 4, 4)[number]
-    microbatches = ranks if schedule != "GPipe" else (2, 2, 2, 4)[number]
+    ranks = (2, 3, 4, 4)[turn.number]
+    microbatches = ranks if turn.schedule != "GPipe" else (2, 2, 2, 4)[turn.number]
     options = f"--forward-ms 14 --backward-ms 28 --microbatches {microbatches}"
     return Planted(options, f"{microbatches} over {ranks} ranks", (Answer("bubble"),), ranks=ranks)
 
 
-def uneven_microbatches(draw: random.Random, _schedule: str, number: int) -> Planted:
+def uneven_microbatches(turn: Turn) -> Planted:
     """One long microbatch: it passes the stages one after the other, while the others wait for it."""
-    factor, microbatch = (5.0, 7.0, 9.0, 6.0)[number], draw.randrange(8)
-    options = f"{base(draw, microbatches=8)} --microbatch-factor {microbatch}:{factor}"
+    factor, microbatch = (5.0, 7.0, 9.0, 6.0)[turn.number], turn.of(8)
+    options = f"{base(turn, 8)} --microbatch-factor {microbatch}:{factor}"
     return Planted(options, f"microbatch {microbatch} x {factor}", (Answer("imbalance", part="microbatch"),))
 
 
-def two_faults(draw: random.Random, schedule: str, number: int) -> Planted:
+def two_faults(turn: Turn) -> Planted:
     """A large fault and a small one; in the last case two large ones, of which either may be named."""
-    a, b = draw.sample(range(RANKS), 2)
-    if number == 0:
-        large, small = slow_stage(draw, schedule, 2), f"--host-sleep {b}:40:between"
-        return large._replace(options=f"{large.options} {small}", text=f"{large.text}, rank {b} stalls 40 ms")
-    if number == 1:
-        large = stall(draw, "between", 350)
-        return large._replace(options=f"{large.options} --stage-factor {a}:1.2", text=f"{large.text}, stage {a} x 1.2")
-    if number == 2:
-        large = slow_link(draw, schedule, 2)
-        return large._replace(options=f"{large.options} --stage-factor {a}:1.2", text=f"{large.text}, stage {a} x 1.2")
-    if number == 3:
-        large, small = uneven_microbatches(draw, schedule, 2), f"--host-sleep {b}:40:gc"
-        return large._replace(options=f"{large.options} {small}", text=f"{large.text}, rank {b} collects 40 ms")
-    stage, link = slow_stage(draw, schedule, 2), slow_link(draw, schedule, 2)
-    text = f"{stage.text}, {link.text}"
-    return stage._replace(text=text, right=(*stage.right, *link.right), links=link.links)
+    stage, other = turn.of(RANKS), (turn.of(RANKS) + 1) % RANKS
+    heavy = turn._replace(number=2)
+    if turn.number == 0:
+        large, small, text = slow_stage(heavy), f"--host-sleep {other}:40:between", f"rank {other} stalls 40 ms"
+    elif turn.number == 1:
+        large, small, text = stall(turn, "between", 350), f"--stage-factor {other}:1.2", f"stage {other} x 1.2"
+    elif turn.number == 2:
+        large, small, text = slow_link(heavy), f"--stage-factor {stage}:1.2", f"stage {stage} x 1.2"
+    elif turn.number == 3:
+        large, small, text = uneven_microbatches(heavy), f"--host-sleep {other}:40:gc", f"rank {other} collects 40 ms"
+    else:
+        large, link = slow_stage(heavy), slow_link(heavy)
+        large = large._replace(links=link.links, right=(*large.right, *link.right))
+        small, text = "", link.text
+    return large._replace(options=f"{large.options} {small}", text=f"{large.text}, {text}")
 
 
-def no_fault(_draw: random.Random, _schedule: str, _number: int) -> Planted:
+def no_fault(_turn: Turn) -> Planted:
     """Two ranks and 32 microbatches: a bubble of 1 / 33, of which nothing is to be said."""
     return Planted("--forward-ms 14 --backward-ms 28 --microbatches 32", "nothing", (Answer(None),), ranks=2)
 
@@ -182,25 +204,23 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...], int]] = {
 """Each fault, the schedules it is planted in, and how often in each."""
 
 
-def base(draw: random.Random, ranks: int = RANKS, microbatches: int = 0) -> str:
-    """A pipeline of equal stages; steps of 250 ms and more, so that the job's own overhead is small."""
-    forward_ms = draw.choice((10, 12, 14))
-    microbatches = microbatches or draw.choice((8, 12))
-    if ranks > RANKS:
-        microbatches = 12  # the interleaved schedule wants a multiple of the 3 ranks of a pipeline
+def base(turn: Turn, microbatches: int = 0) -> str:
+    """A pipeline of equal stages; steps of 300 ms and more, so that the job's own overhead is small."""
+    forward_ms = (10, 12, 14, 12, 10)[turn.number]
+    microbatches = microbatches or (12 if turn.schedule in SINGLE and turn.number % 2 else 8)
     return f"--forward-ms {forward_ms} --backward-ms {2 * forward_ms} --microbatches {microbatches}"
 
 
-def stall(draw: random.Random, place: str, milliseconds: int) -> Planted:
+def stall(turn: Turn, place: str, milliseconds: int, symptom: str | None = None) -> Planted:
     """Short ops and 12 microbatches: at most (P - 1) * 18 = 54 ms of a late rank hide behind the bubble."""
-    rank = draw.randrange(RANKS)
+    rank = turn.of(RANKS)
     options = f"--forward-ms 6 --backward-ms 12 --microbatches 12 --host-sleep {rank}:{milliseconds}:{place}"
-    return Planted(options, f"rank {rank} {milliseconds} ms ({place})", (Answer("host", rank=rank),))
+    return Planted(options, f"rank {rank} {milliseconds} ms ({place})", (Answer("host", rank=rank, symptom=symptom),))
 
 
-def cable(draw: random.Random, schedule: str) -> tuple[int, int]:
+def cable(turn: Turn) -> tuple[int, int]:
     """Two ranks that send to each other: with several chunks the last also to the first."""
-    a = draw.randrange(RANKS - 1 if schedule in SINGLE else RANKS)
+    a = turn.of(RANKS - 1 if turn.schedule in SINGLE else RANKS)
     return a, (a + 1) % RANKS
 
 
@@ -208,8 +228,9 @@ def cases(seed: int) -> Iterator[Case]:
     """All cases of a seed."""
     for fault, (plant, schedules, count) in FAULTS.items():
         for schedule in schedules:
+            begin = random.Random(f"{seed} {fault} {schedule}").randrange(100)
             for number in range(count):
-                planted = plant(random.Random(f"{seed} {fault} {schedule} {number}"), schedule, number)
+                planted = plant(Turn(schedule, number, begin))
                 chunks = "" if schedule in SINGLE else f" --virtual-stages {CHUNKS}"
                 options = f"--schedule {schedule}{chunks} --steps {STEPS} {planted.options}"
                 job = Job(planted.ranks, options, planted.links)

@@ -26,29 +26,36 @@ if TYPE_CHECKING:
 
     from ppdiag.diagnosis import Diagnosis
 
-RIGHT, NO_PLACE, UNDECIDED, UNSURE, WRONG = "right", "no place", "undecided", "wrong, unsure", "wrong, confident"
-SCORES = (RIGHT, NO_PLACE, UNDECIDED, UNSURE, WRONG)
+RIGHT, INCOMPLETE, UNDECIDED, UNSURE, WRONG = "right", "incomplete", "undecided", "wrong, unsure", "wrong, confident"
+SCORES = (RIGHT, INCOMPLETE, UNDECIDED, UNSURE, WRONG)
 LEAST_RIGHT, MOST_WRONG = 0.95, 0.01
 
 
-def matches(found: Diagnosis, right: Answer) -> bool:
-    """Whether cause and place of the verdict are those of the answer."""
-    verdict, split = found.verdict, asdict(found.imbalance)
+def place_of(found: Diagnosis) -> tuple[int | None, int | None, frozenset[int] | None]:
+    """Stage, rank and link (its two ranks) of the verdict."""
+    verdict = found.verdict
     link = None if verdict.link is None else frozenset(stage % RANKS for stage in verdict.link)
-    same = (verdict.cause, verdict.stage, verdict.rank, link) == (right.cause, right.stage, right.rank, right.link)
-    return same and (right.part is None or right.part == max(split, key=lambda name: split[name]))
+    return verdict.stage, verdict.rank, link
+
+
+def is_complete(found: Diagnosis, right: Answer) -> bool:
+    """Whether a verdict of the right cause and place also names what belongs to the answer besides."""
+    split = asdict(found.imbalance)
+    part = right.part is None or right.part == max(split, key=lambda name: split[name])
+    return part and (right.symptom is None or right.symptom in {symptom.id for symptom in found.symptoms})
 
 
 def score(found: Diagnosis, right: Sequence[Answer]) -> str:
-    """One of ``SCORES``. A right cause without a place, where one was planted, is not right, but no wrong claim."""
-    verdict = found.verdict
+    """One of ``SCORES``. Incomplete is a right cause without all that was planted, and without a wrong place."""
+    verdict, place = found.verdict, place_of(found)
     if verdict.confidence == "undecided":
         return UNDECIDED
-    if any(matches(found, answer) for answer in right):
+    same = [answer for answer in right if answer.cause == verdict.cause]
+    there = [answer for answer in same if place == (answer.stage, answer.rank, answer.link)]
+    if any(is_complete(found, answer) for answer in there):
         return RIGHT
-    nowhere = (verdict.stage, verdict.rank, verdict.link) == (None, None, None)
-    if nowhere and any(verdict.cause == answer.cause for answer in right):
-        return NO_PLACE
+    if there or (same and place == (None, None, None)):
+        return INCOMPLETE
     return WRONG if verdict.confidence == "measured" else UNSURE
 
 

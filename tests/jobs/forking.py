@@ -8,6 +8,7 @@ live in a network of its own, ``namespace`` (a file of a network namespace). The
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -24,6 +25,7 @@ CLONE_NEWNET = 0x40000000
 
 def serve() -> None:
     """Fork ranks until the input ends; returns in each of them."""
+    gc.freeze()  # a collection in a rank looks at what is its own
     for line in sys.stdin:
         children = []
         for rank in json.loads(line):
