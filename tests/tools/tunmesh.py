@@ -1,7 +1,8 @@
 """Network namespaces that all reach each other, over links of which each can have a delay and a rate of its own.
 
 Namespace number i has the address 10.99.0.(i+1). Needs root and a TUN device. Makes the namespaces, prints READY, runs
-until it is ended by SIGTERM, and removes them. A link that is not named is as fast as this loop can be.
+until it is ended by SIGTERM or its parent has gone, and removes them. A link that is not named is as fast as this loop
+can be.
 
     tunmesh.py NAMESPACES A-B:DELAY_MS:RATE_MBIT ...        (NAMESPACES: their names, joined by commas)
 """
@@ -70,12 +71,13 @@ def take(source: int, device: int, lines: dict[tuple[int, int], Line]) -> None:
 def main() -> None:
     namespaces = sys.argv[1].split(",")
     stop: list[int] = []
+    parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     try:
         devices = [device(name, f"10.99.0.{number + 1}") for number, name in enumerate(namespaces)]
         lines = lines_between(devices, sys.argv[2:])
         print("READY", flush=True)
-        while not stop:
+        while not stop and os.getppid() == parent:
             pause_s = min(line.deliver() for line in lines.values())
             ready, _, _ = select.select(devices, [], [], max(0.0, pause_s))
             for source, descriptor in enumerate(devices):
