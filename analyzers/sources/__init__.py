@@ -23,6 +23,7 @@ SOURCES = Registry(
     "ppdiag.sources",
     {
         "run_directory": "ppdiag.analyzers.sources.run_directory:RunDirectory",
+        "exported": "ppdiag.analyzers.sources.exported:Exported",
         "megascan": "ppdiag.analyzers.sources.megascan:MegaScan",
         "straggler_analysis": "ppdiag.analyzers.sources.straggler_analysis:StragglerAnalysis",
         "ndtimeline": "ppdiag.analyzers.sources.ndtimeline:NdTimeline",

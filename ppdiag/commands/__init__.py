@@ -12,6 +12,7 @@ COMMANDS = Registry(
         "compare": "ppdiag.commands.compare:compare",
         "whatif": "ppdiag.commands.whatif:whatif",
         "explain": "ppdiag.commands.explain:explain",
+        "export": "ppdiag.commands.export:export",
         "env": "ppdiag.commands.env:env",
         "record": "ppdiag.commands.record:record",
         "attach": "ppdiag.commands.attach:attach",
