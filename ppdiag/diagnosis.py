@@ -290,6 +290,9 @@ class Advice:
     """Of the step time, from a replay of the run with the change; None where it cannot be replayed."""
     source: str
     measure_after: str = ""
+    gain_range: tuple[float, float] | None = None
+    """10th and 90th percentile of the gain over the steps, where the change itself was replayed; None where
+    ``gain_fraction`` is a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,10 +399,8 @@ class Diagnosis:
 
 def _symptom(symptom: Symptom) -> dict[str, Any]:
     """The contract's part of a symptom; its title and severity are for reports that speak to people."""
-    advice = [
-        {"action": row.action, "how": row.how, "gain_fraction": row.gain_fraction, "source": row.source}
-        for row in symptom.advice
-    ]
+    names = ("action", "how", "gain_fraction", "gain_range", "source")
+    advice = [{name: _plain(getattr(row, name)) for name in names} for row in symptom.advice]
     return {"id": symptom.id, "evidence": list(symptom.evidence), "advice": advice}
 
 

@@ -129,7 +129,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("duration", "size", "rough_percent", "rank_list", "what_first", "count_of", "origin_name")
+    names = ("duration", "size", "rough_percent", "expected_gain", "rank_list", "what_first", "count_of", "origin_name")
     environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in names}})
     environment.globals.update(
         causes=CAUSE_KEYS,

@@ -19,6 +19,7 @@ from ppdiag.reports.words import (
     PLACES,
     count_of,
     duration,
+    expected_gain,
     origin_name,
     rank_list,
     rough_percent,
@@ -348,14 +349,10 @@ def _symptom(symptom: Symptom, writer: _Writer) -> list[RenderableType]:
 
 
 def _advice(advice: Advice) -> list[tuple[str, str]]:
-    gain = advice.gain_fraction
-    expected = "unknown: this change cannot be replayed"
-    if gain is not None:
-        expected = f"up to {rough_percent(gain)} of the step time"
     rows = [
         ("do", advice.action),
         ("how", advice.how),
-        ("gain", expected),
+        ("gain", expected_gain(advice)),
         ("measure", advice.measure_after),
         ("source", advice.source),
     ]

@@ -11,7 +11,7 @@ from ppdiag.diagnosis import Cause, Place, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppdiag.diagnosis import Diagnosis, Origin, Verdict
+    from ppdiag.diagnosis import Advice, Diagnosis, Origin, Verdict
 
 
 class Word(NamedTuple):
@@ -172,6 +172,17 @@ def rough_percent(fraction: float) -> str:
     ('31 %', '3.1 %')
     """
     return f"{100 * fraction:.0f} %" if abs(fraction) >= 0.0995 else percent(fraction)
+
+
+def expected_gain(advice: Advice) -> str:
+    """What a change is expected to gain."""
+    if advice.gain_fraction is None:
+        return "unknown: this change cannot be replayed"
+    if advice.gain_range is None:
+        return f"up to {rough_percent(advice.gain_fraction)} of the step time"
+    low, high = (rough_percent(bound) for bound in advice.gain_range)
+    spread = f" ({low} to {high} over the steps)" if low != high else ""
+    return f"{rough_percent(advice.gain_fraction)} of the step time{spread}"
 
 
 def rank_list(ranks: Sequence[int]) -> str:

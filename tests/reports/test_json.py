@@ -85,7 +85,7 @@ def test_keys_of_the_rows_are_those_of_the_public_contract() -> None:
         assert set(part["why"]) == WHY
     # title, severity and measure_after are for people: reports have them, the contract does not.
     assert set(data["symptoms"][0]) == {"id", "evidence", "advice"}
-    assert set(data["symptoms"][0]["advice"][0]) == {"action", "how", "gain_fraction", "source"}
+    assert set(data["symptoms"][0]["advice"][0]) == {"action", "how", "gain_fraction", "gain_range", "source"}
 
 
 def test_what_does_not_apply_is_null() -> None:
