@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.messages import MISSING
+from ppdiag.analyzers.messages import MISSING, number_rows
 from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ def held_in_batch(analysis: Analysis) -> Held | None:
         return None
     ready = _ready_ns(analysis, index)
     batch = _batches(spans[index])
-    last = np.full(int(batch.max()) + 1, _NOT_READY)
-    np.maximum.at(last, batch, ready)
-    peers = np.unique(np.stack([batch, spans["peer"][index]]), axis=1)[0]
-    mixed = np.bincount(peers, minlength=len(last))[batch] > 1
+    first = np.flatnonzero(np.append(True, np.diff(batch) != 0))
+    last = np.maximum.reduceat(ready, first)
+    peer = spans["peer"][index]
+    mixed = (np.minimum.reduceat(peer, first) != np.maximum.reduceat(peer, first))[batch]
     begin = np.maximum(ready, spans["start_ns"][index])
     held_ns = np.minimum(last[batch], spans["end_ns"][index]) - begin
     chosen = mixed & (spans["kind"][index] == Kind.RECV) & (held_ns > 0)
@@ -118,9 +118,14 @@ def _ready_ahead(messages: np.ndarray, ready: np.ndarray) -> np.ndarray:
 
 
 def _batches(messages: np.ndarray) -> np.ndarray:
-    """Number of the batch of each message: those of a rank whose waits are one and the same."""
-    keys = np.stack([messages[name].astype(np.int64) for name in ("rank", "start_ns", "end_ns")])
-    return np.unique(keys, axis=1, return_inverse=True)[1].ravel()
+    """Number of the batch of each message: those of a rank whose waits are one and the same.
+
+    A trace is sorted by rank, start and end, so that a batch lies together.
+    """
+    new = np.zeros(len(messages), bool)
+    for name in ("rank", "start_ns", "end_ns"):
+        new[1:] |= np.diff(messages[name]) != 0
+    return np.cumsum(new)
 
 
 def _held(analysis: Analysis, index: np.ndarray, held_ns: np.ndarray) -> Held | None:
@@ -128,6 +133,7 @@ def _held(analysis: Analysis, index: np.ndarray, held_ns: np.ndarray) -> Held | 
         return None
     spans, steps = analysis.trace.spans, analysis.steps
     total_s = float(steps.duration_s.sum()) * len(steps.ranks)
-    pairs, number = np.unique(np.stack([spans["rank"][index], spans["peer"][index]]), axis=1, return_inverse=True)
-    worst = int(np.bincount(number.ravel(), weights=held_ns).argmax())
-    return Held(float(held_ns.sum()) / 1e9 / total_s, len(index), int(pairs[0, worst]), int(pairs[1, worst]))
+    rank, peer = spans["rank"][index], spans["peer"][index]
+    pair = number_rows(rank, peer)
+    worst = int(np.bincount(pair, weights=held_ns)[pair].argmax())
+    return Held(float(held_ns.sum()) / 1e9 / total_s, len(index), int(rank[worst]), int(peer[worst]))

@@ -29,9 +29,10 @@ def union_share(analysis: Analysis, cause: HostCause) -> float:
 
     Pauses that come at the same time on all ranks count once, since they cost once.
     """
-    spans = np.sort(_spans_of(analysis, cause), order="start_ns")
+    spans = _spans_of(analysis, cause)
     if not len(spans):
         return 0.0
+    spans = spans[np.argsort(spans["start_ns"])]
     reached = np.maximum.accumulate(spans["end_ns"])
     begin = np.maximum(spans["start_ns"], np.append(spans["start_ns"][:1], reached[:-1]))
     covered_s = float(np.maximum(spans["end_ns"] - begin, 0).sum()) / 1e9

@@ -60,10 +60,11 @@ def _unwaited(evidence: Evidence) -> list[str]:
     spans, steps = evidence.trace.spans, evidence.analysis.steps
     received = (spans["kind"] == Kind.RECV) & (spans["stage"] != NONE) & np.isin(steps.number, steps.kept)
     missing = received & ((spans["flags"] & np.uint16(Flag.NEVER_WAITED)) != 0)
-    rows = []
-    for rank in steps.ranks.tolist():
-        own = spans["rank"] == rank
-        count, of = int((missing & own).sum()), int((received & own).sum())
-        if of and count >= LEAST_SHARE * of:
-            rows.append(f"rank {rank}: no wait for {count} of {of} receives ({percent(count / of)})")
-    return rows
+    ranks = steps.ranks.tolist()
+    of = np.bincount(spans["rank"][received], minlength=ranks[-1] + 1)
+    count = np.bincount(spans["rank"][missing], minlength=ranks[-1] + 1)
+    return [
+        f"rank {rank}: no wait for {count[rank]} of {of[rank]} receives ({percent(count[rank] / of[rank])})"
+        for rank in ranks
+        if of[rank] and count[rank] >= max(1, LEAST_SHARE * of[rank])
+    ]

@@ -68,7 +68,8 @@ def _forwards(evidence: Evidence) -> dict[int, tuple[float, float]]:
     """The first and the median forward of each stage of the first pipeline, in seconds; those of a set-up count."""
     spans = evidence.trace.spans
     chosen = (spans["kind"] == Kind.FORWARD) & np.isin(spans["rank"], evidence.shape.pipelines[0])
-    forwards = np.sort(spans[chosen & (spans["stage"] >= 0)], order="start_ns")
+    forwards = spans[chosen & (spans["stage"] >= 0)]
+    forwards = forwards[np.argsort(forwards["start_ns"])]
     time_s = (forwards["end_ns"] - forwards["start_ns"]) / 1e9
     own = {int(stage): time_s[forwards["stage"] == stage] for stage in np.unique(forwards["stage"])}
     return {stage: (float(times[0]), float(np.median(times))) for stage, times in own.items()}
