@@ -47,18 +47,27 @@ class Attribution:
         return Where(**{place.value: float(v) for place, v in zip(PLACES, mean, strict=True)})
 
 
-def attribute(shares: Shares, measured: Measured) -> Attribution:
+def attribute(shares: Shares, measured: Measured, work_R: np.ndarray) -> Attribution:
     """The partitions over all steps together (each weighs by its length).
 
     For one rank idle = step - busy, and busy changes only with the work factor, so its imbalance is the job's plus
-    (mean busy - its busy), and its other causes are the job's.
+    (mean work - its work), and its other causes are the job's. A rank that ran ahead into the next step was busy for it
+    within this one: what its busy time differs by from its work of these steps is no imbalance, and is taken from the
+    bubble.
+
+    Args:
+        shares: the job's.
+        measured: where each rank stood.
+        work_R: work of each rank's ops of these steps, in seconds.
     """
     total = float(shares.duration_K.sum())
     busy_R = measured.busy_RK.sum(axis=1) / total
     why_CR = np.repeat(
         np.array([[float(shares.cause_K[cause].sum()) / total] for cause in CAUSES]), len(busy_R), axis=1
     )
-    why_CR[CAUSES.index(Cause.IMBALANCE)] += busy_R.mean() - busy_R
+    imbalance_R = (work_R.mean() - work_R) / total
+    why_CR[CAUSES.index(Cause.IMBALANCE)] += imbalance_R
+    why_CR[CAUSES.index(Cause.BUBBLE)] += busy_R.mean() - busy_R - imbalance_R
     why_CR = np.stack([without_negatives(why_CR[:, r]) for r in range(len(busy_R))], axis=1)
     where_PR = np.stack([measured.idle_RK[place].sum(axis=1) / total for place in PLACES])
     return Attribution(busy_R, why_CR, _at_least_zero(where_PR, 1.0 - busy_R))

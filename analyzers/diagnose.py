@@ -100,7 +100,7 @@ def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None
     tell = progress or (lambda *_: None)
     trace, steps, shape, program = analysis.trace, analysis.steps, analysis.shape, analysis.program
     graphs, measured, shares = analysis.graphs, analysis.measured, analysis.shares
-    attribution = attribute(shares, measured)
+    attribution = attribute(shares, measured, np.sum([graph.work_R for graph in graphs], axis=0))
     tell(_PARTS[3], 3, 4)
     why = attribution.why()
     imbalance = ImbalanceSplit(**split_imbalance(why.imbalance, shares))

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 START, END = 3, 4
 """``what`` of the events that stand for a rank's first and last moment of a step."""
-RETURNED_AT_ONCE_S = 100e-6
-"""A wait shorter than this did not block: it is the cost of the call on a busy machine (tens of us were measured)."""
+RETURNED_AT_ONCE = 0.01
+"""A wait shorter than this share of the median op did not block: it is the cost of the call (tens of us on a busy
+machine, where ops take milliseconds)."""
 
 
 class Link(NamedTuple):
@@ -101,6 +102,11 @@ class Graph:
     def end_joins(self) -> np.ndarray:
         """The joins at which the ranks end (R)."""
         return self.join_N[self.what_N == END]
+
+    @property
+    def work_R(self) -> np.ndarray:
+        """Work of each rank over all steps, in seconds."""
+        return np.bincount(self.rank_N, weights=self.work_NK.sum(axis=1), minlength=len(self.ranks_R))
 
     def only(self, columns: Sequence[int] | np.ndarray) -> Graph:
         """The same structure with only these of its steps (indices)."""
@@ -192,6 +198,8 @@ class _Builder:
         compute = (self.what_N == COMPUTE)[:, None]
         self.work_NK = np.where(compute, np.maximum(self.end_NK - np.maximum(self.begin_NK, before), 0.0), 0.0)
         self.before_NK = before
+        works = self.work_NK[self.work_NK > 0]
+        self.at_once_s = RETURNED_AT_ONCE * float(np.median(works)) if len(works) else 0.0
 
     def _entered_NK(self) -> np.ndarray:
         """When the host had entered each event's op: its begin, and on a device its launch where that was before.
@@ -307,7 +315,7 @@ class _Builder:
     def _charge_unmatched(self, waits: np.ndarray) -> None:
         """A wait whose other end is unknown: a short one is the call's cost, a long one stays unexplained."""
         at = self.at_M[waits]
-        self._charge_calls(at, self.end_NK[at] - self.begin_NK[at] > RETURNED_AT_ONCE_S)
+        self._charge_calls(at, self.end_NK[at] - self.begin_NK[at] > self.at_once_s)
 
     def _charge_calls(self, at: np.ndarray, blocked_NK: np.ndarray) -> None:
         """Waits that returned at once cost host time only."""
@@ -321,7 +329,7 @@ class _Builder:
         the wait, it took at most the time since both ends were there: the link's usual time, within that bound.
         """
         begin, end = self.begin_NK[at], self.end_NK[at]
-        blocked = (begin < ready_NK) | (end - begin > RETURNED_AT_ONCE_S)
+        blocked = (begin < ready_NK) | (end - begin > self.at_once_s)
         self._charge_calls(at, blocked)
         measured = end - ready_NK
         bound = np.maximum(begin - ready_NK, 0.0)

@@ -1,7 +1,7 @@
 """Hypothesis strategies: random pipelines for the factory, every duration drawn.
 
-Times are multiples of ``TICK``: a wait shorter than 0.1 ms counts as a call that returned at once, so that a change of
-the unit could move it across that bound.
+Times are multiples of ``TICK``, and no op is longer than 51 of them: a wait shorter than a hundredth of the median op
+counts as a call that returned at once, and here none is.
 """
 
 from __future__ import annotations
