@@ -48,6 +48,8 @@ class _Finder:
         self.pending = {rank: [e for e in dump.entries if not e.finished] for rank, dump in dumps.by_rank.items()}
         self.head = {rank: entries[0] for rank, entries in self.pending.items() if entries}
         self.with_messages = {e.group.name for d in dumps.by_rank.values() for e in d.entries if e.is_message}
+        self.reached = {rank: self._numbers(dump) for rank, dump in dumps.by_rank.items()}
+        self.used_by = _used_by(dumps)
         self.key: dict[int, _Key] = {rank: self._key(rank, entry) for rank, entry in self.head.items()}
         self.finished_elsewhere = {rank: who for rank in self.head if (who := self._finished_by(rank)) is not None}
         self.stuck = self._stuck()
@@ -63,12 +65,7 @@ class _Finder:
 
     def _members(self, group: Group) -> tuple[int, ...]:
         """The members of a group; where no dump lists them, the ranks that have used it."""
-        if group.ranks:
-            return group.ranks
-        dumps = self.dumps.by_rank.values()
-        return tuple(
-            d.rank for d in dumps if group.name in d.called or any(e.group.name == group.name for e in d.entries)
-        )
+        return group.ranks or tuple(self.used_by.get(group.name, ()))
 
     def _other_end(self, rank: int, entry: Entry) -> Entry | None:
         """The pending call at the other end of a message: of the same number, else in the same place of the queue."""
@@ -91,16 +88,20 @@ class _Finder:
 
     def _reached(self, rank: int, entry: Entry) -> tuple[int, int]:
         """The last collective of the entry's group that a rank has called, and the last that it has finished."""
-        dump = self.dumps.by_rank.get(rank)
-        if dump is None:
-            return UNKNOWN, UNKNOWN
-        own = [e for e in dump.entries if e.group.name == entry.group.name and not e.is_message]
-        called = max((e.sequence for e in own), default=UNKNOWN)
-        finished = max((e.sequence for e in own if e.finished), default=UNKNOWN)
-        if entry.group.name not in self.with_messages:  # else these count messages
-            called = max(called, dump.called.get(entry.group.name, UNKNOWN))
-            finished = max(finished, dump.finished.get(entry.group.name, UNKNOWN))
-        return called, finished
+        return self.reached.get(rank, {}).get(entry.group.name, (UNKNOWN, UNKNOWN))
+
+    def _numbers(self, dump: Dump) -> dict[str, tuple[int, int]]:
+        """The last collective that a rank has called, and finished, by group."""
+        found: dict[str, tuple[int, int]] = {}
+        for entry in dump.entries:
+            if not entry.is_message:
+                called, finished = found.get(entry.group.name, (UNKNOWN, UNKNOWN))
+                finished = max(finished, entry.sequence if entry.finished else UNKNOWN)
+                found[entry.group.name] = (max(called, entry.sequence), finished)
+        for name in dump.called.keys() - self.with_messages:  # the dump counts messages of the others
+            called, finished = found.get(name, (UNKNOWN, UNKNOWN))
+            found[name] = (max(called, dump.called[name]), max(finished, dump.finished.get(name, UNKNOWN)))
+        return found
 
     def _stuck(self) -> list[Stuck]:
         waiting: dict[_Key, list[int]] = defaultdict(list)
@@ -190,7 +191,7 @@ class _Finder:
             return f" ({_operation(self.key[rank], self.head[rank]).words})"
         if kind is RootKind.CYCLE:
             return f" ({'; '.join(f'rank {r}: {_operation(self.key[r], self.head[r]).words}' for r in ranks[:LISTED])})"
-        awaiting = next((row for row in self.stuck if rank in [one.rank for one in row.absent]), None)
+        awaiting = next((row for row in self.stuck if any(one.rank == rank for one in row.absent)), None)
         return f" ({awaiting.operation.words})" if awaiting is not None else ""
 
     def _rank(self, rank: int, waits_for: Mapping[int, set[int]]) -> RankAtHang:
@@ -254,6 +255,15 @@ _WORDS = {
         "the order in which the ranks named call these ops: it has to be the same on all of them",
     ),
 }
+
+
+def _used_by(dumps: Dumps) -> dict[str, list[int]]:
+    """The ranks that have used each group, by its name."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank, dump in dumps.by_rank.items():
+        for name in dump.called.keys() | {entry.group.name for entry in dump.entries}:
+            found[name].append(rank)
+    return found
 
 
 def _faces(there: Entry, here: Entry, rank: int) -> bool:

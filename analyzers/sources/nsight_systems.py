@@ -1,27 +1,28 @@
 """Reads exports of Nsight Systems (``nsys export --type sqlite``): one file of all ranks of a machine, or one a rank.
 
 Each process with kernels is a rank. Ops are NVTX ranges that frameworks, torch's ``emit_nvtx`` or ppdiag's own hooks
-write, projected on the device; messages are NCCL's kernels, with what NCCL's NVTX ranges say of them.
+write, projected on the device, else what was launched between messages; messages are NCCL's kernels, with what NCCL's
+NVTX ranges say of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ppdiag.analyzers.clock import message_bounds
 from ppdiag.analyzers.messages import MISSING as NO_PARTNER
 from ppdiag.analyzers.messages import match
-from ppdiag.analyzers.sources.device_ops import NEVER_LAUNCHED, Kernels, Message, Range, RankOps, project, spans_of
+from ppdiag.analyzers.sources.device_ops import NEVER_LAUNCHED, Kernels, Range, RankOps, project, spans_of
 from ppdiag.analyzers.sources.labels import best_family, label_of
 from ppdiag.analyzers.sources.nsight_database import MAGIC, MISSING, Database
-from ppdiag.analyzers.sources.nsight_nccl import CALLS, INITS, UNKNOWN, Payload, layouts, payload_of
+from ppdiag.analyzers.sources.nsight_nccl import CALLS, INITS, layouts, payload_of
+from ppdiag.analyzers.sources.nsight_ops import Call, Groups, Process, messages_of, ops_between_messages
 from ppdiag.errors import BadRecord, NoPipelineFound
-from ppdiag.model import NONE, Flag, Kind
+from ppdiag.model import Flag, Kind
 from ppdiag.trace import JobFacts, ProcessGroup, RankFacts, Trace
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class NsightSystems:
 
     description = "exports of Nsight Systems (.sqlite)"
 
+    def __init__(self, ranks: Sequence[int] = ()) -> None:
+        """``ranks``: of the processes, in the order of files, devices and processes, where nothing else says them."""
+        self.ranks = tuple(ranks)
+
     def recognises(self, path: Path) -> bool:
         """Whether the path is an export, or a report that has to be exported first, or a directory with one."""
         files = _files([path])
@@ -70,7 +75,7 @@ class NsightSystems:
                 f"{reports[0]}: a report of Nsight Systems, which only nsys can read; export it, and analyze what it "
                 f"writes: nsys export --type sqlite --include-blobs=true {names}"
             )
-        found = _Found()
+        found = _Found(given=self.ranks)
         for done, path in enumerate(files):
             if progress is not None:
                 progress("reading files", done, len(files))
@@ -99,38 +104,9 @@ def _is_export(path: Path) -> bool:
         return stream.read(len(MAGIC)) == MAGIC
 
 
-class Call(NamedTuple):
-    """A call of NCCL on the host. Times in ns."""
-
-    name: str
-    start_ns: int
-    thread: int
-    payload: Payload
-
-
-@dataclass(slots=True)
-class Process:
-    """One process of one file."""
-
-    path: Path
-    number: int
-    device: int
-    kernels: Kernels
-    threads: np.ndarray
-    """Thread that launched each kernel (global id)."""
-    names: list[str]
-    """Of the kernels' communication only, in the order of the kernels."""
-    ranges: list[Range] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    host: str = ""
-
-    def inits(self) -> list[Payload]:
-        """What this process said of itself when communicators began."""
-        return [call.payload for call in self.calls if call.name in INITS and call.payload.rank != UNKNOWN]
-
-
 @dataclass(slots=True)
 class _Found:
+    given: tuple[int, ...] = ()
     processes: list[Process] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     hosts: set[tuple[str, int]] = field(default_factory=set)
@@ -252,20 +228,12 @@ def _trace(found: _Found, source: str) -> Trace:
             f"{source}: no kernel of a GPU is in this recording; record with nsys profile --trace=cuda,nvtx"
         )
     ranks = _number_ranks(processes, found)
-    family = best_family(part.label for process in processes for part in process.ranges)
-    if not family:
+    groups = Groups(ranks)
+    parts = _rank_ops(ranks, groups, found)
+    if not any(op.kind is Kind.FORWARD for part in parts for op in part.ops):
         raise NoPipelineFound(_no_ops(ranks, source))
-    groups = _Groups(ranks)
-    parts, empty = [], 0
-    for rank, process in sorted(ranks.items()):
-        named = [part for part in process.ranges if part.label.family in ("", family)]
-        ops, without = project(named, process.kernels)
-        empty += without
-        parts.append(RankOps(rank, process.kernels, ops, _messages(rank, process, groups)))
-    found.warnings += _warnings(parts, empty, found)
+    found.warnings += _warnings(parts, found)
     spans = spans_of(parts)
-    if not len(spans):
-        raise NoPipelineFound(_no_ops(ranks, source))
     trace = Trace(
         spans=spans,
         job=JobFacts(source=source, world_size=len(ranks)),
@@ -274,6 +242,27 @@ def _trace(found: _Found, source: str) -> Trace:
         warnings=tuple(found.warnings),
     )
     return replace(trace, clock_error_s=_clock_error(trace)) if len(found.hosts) > 1 else trace
+
+
+def _rank_ops(ranks: dict[int, Process], groups: Groups, found: _Found) -> list[RankOps]:
+    """Ops and messages of each rank: by the names of ranges, else by what lies between the messages."""
+    family = best_family(part.label for process in ranks.values() for part in process.ranges)
+    parts, empty = [], 0
+    for rank, process in sorted(ranks.items()):
+        messages = messages_of(rank, process, groups)
+        named = [part for part in process.ranges if part.label.family in ("", family)]
+        ops, without = project(named, process.kernels)
+        if not family and any(message.kind is not Kind.COLLECTIVE for message in messages):
+            ops = sorted([*ops, *ops_between_messages(process)], key=lambda op: (op.start_ns, op.end_ns))
+        empty += without
+        parts.append(RankOps(rank, process.kernels, ops, messages))
+    if empty:
+        found.warnings.append(f"{empty} ranges of ops launched no kernel, and were left out")
+    if not family:
+        found.warnings.append(
+            "no NVTX range names an op: forwards and backwards are what was launched between messages"
+        )
+    return parts
 
 
 def _number_ranks(processes: Sequence[Process], found: _Found) -> dict[int, Process]:
@@ -287,13 +276,15 @@ def _number_ranks(processes: Sequence[Process], found: _Found) -> dict[int, Proc
             return {
                 int(number): process for number, process in zip(numbers, processes, strict=True) if number is not None
             }
+    files = sorted({process.path for process in processes})
+    ordered = sorted(processes, key=lambda p: (files.index(p.path), p.device, p.number))
+    if len(found.given) == len(set(found.given)) == len(ordered):
+        return dict(zip(found.given, ordered, strict=True))
     if len(processes) > 1:
         found.warnings.append(
             "ranks are numbered by file, device and process: neither NCCL nor the files' names say them "
-            "(write one file a rank: nsys profile -o 'rank%q{RANK}')"
+            "(write one file a rank: nsys profile -o 'rank%q{RANK}'; or say them with --rank)"
         )
-    files = sorted({process.path for process in processes})
-    ordered = sorted(processes, key=lambda p: (files.index(p.path), p.device, p.number))
     return dict(enumerate(ordered))
 
 
@@ -308,78 +299,13 @@ def _no_ops(ranks: dict[int, Process], source: str) -> str:
             f"{communicated:.3f} s, idle {idle:.3f} s"
         )
     return (
-        f"{source}: no NVTX range names a forward or backward of a pipeline, so that idle time cannot be split by cause"
-        f" (ppdiag run writes such ranges, and so does torch.autograd.profiler.emit_nvtx); found {'; '.join(rows)}"
+        f"{source}: no NVTX range names a forward or backward of a pipeline (ppdiag run writes such ranges), and no"
+        " sends and receives with their peers are in it (nsys export --include-blobs=true), so that idle time cannot be"
+        f" split by cause; found {'; '.join(rows)}"
     )
 
 
-class _Groups:
-    """The communicators of a job as process groups."""
-
-    def __init__(self, ranks: dict[int, Process]) -> None:
-        users: dict[int, set[int]] = defaultdict(set)
-        self._members: dict[int, dict[int, int]] = defaultdict(dict)
-        for rank, process in ranks.items():
-            for call in process.calls:
-                if call.payload.communicator != UNKNOWN:
-                    users[call.payload.communicator].add(rank)
-            for init in process.inits():
-                self._members[init.communicator][init.rank] = rank
-        for communicator, there in users.items():
-            if len(self._members[communicator]) < len(
-                there
-            ):  # its begin is not in the recording: ranks keep their order
-                self._members[communicator] = dict(enumerate(sorted(there)))
-        self._index = {communicator: i for i, communicator in enumerate(sorted(users))}
-        self.groups = [
-            ProcessGroup(f"communicator {i}", tuple(self._members[communicator].values()))
-            for communicator, i in self._index.items()
-        ]
-
-    def index(self, communicator: int) -> int:
-        """Place in ``groups``; ``NONE`` where the communicator is not known."""
-        return self._index.get(communicator, NONE)
-
-    def rank(self, communicator: int, member: int) -> int:
-        """The job's rank of a communicator's; ``NONE`` where it is not in the recording."""
-        return self._members[communicator].get(member, NONE) if communicator in self._members else NONE
-
-
-def _messages(rank: int, process: Process, groups: _Groups) -> list[Message]:
-    """NCCL's kernels as messages: a call belongs to the first kernel of NCCL that its thread launches from then on."""
-    kernels = process.kernels
-    carriers = np.flatnonzero(kernels.communicates)
-    found: list[Message] = []
-    seq: Counter[tuple[int, ...]] = Counter()
-    for thread in np.unique(process.threads[carriers]).tolist():
-        own = carriers[process.threads[carriers] == thread]
-        own = own[np.argsort(kernels.launch_ns[own], kind="stable")]
-        calls = [call for call in process.calls if call.thread == thread and call.name in CALLS]
-        places = np.searchsorted(kernels.launch_ns[own], np.array([call.start_ns for call in calls], np.int64))
-        for call, place in sorted(zip(calls, places.tolist(), strict=True), key=lambda pair: pair[0].start_ns):
-            if place < len(own):
-                found += _message(call, rank, (kernels, int(own[place])), groups, seq)
-    return sorted(found, key=lambda message: (message.start_ns, message.end_ns))
-
-
-def _message(
-    call: Call, rank: int, carrier: tuple[Kernels, int], groups: _Groups, seq: Counter[tuple[int, ...]]
-) -> list[Message]:
-    """A call as a message; none where its peer or group is not known."""
-    kind, op = CALLS[call.name]
-    group = groups.index(call.payload.communicator)
-    peer = groups.rank(call.payload.communicator, call.payload.peer) if kind is not Kind.COLLECTIVE else NONE
-    if group == NONE or peer == rank or (kind is not Kind.COLLECTIVE and call.payload.peer == UNKNOWN):
-        return []
-    kernels, at = carrier
-    key = (group, kind, peer) if kind is not Kind.COLLECTIVE else (group,)
-    number = seq[key]
-    seq[key] += 1
-    times = (int(kernels.start_ns[at]), int(kernels.end_ns[at]), int(kernels.launch_ns[at]))
-    return [Message(kind, op, group, peer, number, max(call.payload.size_bytes, 0), *times)]
-
-
-def _warnings(parts: Sequence[RankOps], empty: int, found: _Found) -> list[str]:
+def _warnings(parts: Sequence[RankOps], found: _Found) -> list[str]:
     warnings = []
     if not any(part.messages for part in parts):
         warnings.append(
@@ -390,8 +316,6 @@ def _warnings(parts: Sequence[RankOps], empty: int, found: _Found) -> list[str]:
     lost = sum(int((part.kernels.launch_ns == NEVER_LAUNCHED).sum()) for part in parts)
     if lost:
         warnings.append(f"{lost} kernels have no launch in the recording: they are in no op")
-    if empty:
-        warnings.append(f"{empty} ranges of ops launched no kernel, and were left out")
     if len(found.hosts) > 1:
         warnings.append(
             f"{len(found.hosts)} recordings are aligned by their hosts' wall clocks at their begin; the error is what "

@@ -78,8 +78,12 @@ def write(
     name: Callable[[np.void], str] = torch_name,
     payloads: bool = True,
     as_text_ids: bool = False,
+    autograd: bool = False,
 ) -> None:
-    """One export of these ranks. The host launches each kernel 50 us before it begins."""
+    """One export of these ranks. The host launches each kernel just before it begins.
+
+    ``autograd``: another thread launches the kernels of backwards.
+    """
     database = create(path)
     for rank in ranks:
         spans = trace.spans[trace.spans["rank"] == rank]
@@ -87,7 +91,8 @@ def write(
         for span in sorted(spans, key=lambda span: int(span["post_ns"])):
             if span["kind"] in LETTERS or span["kind"] == Kind.OPTIMIZER:
                 text = "Optimizer.step#Adam.step" if span["kind"] == Kind.OPTIMIZER else name(span)
-                writer.op(text, int(span["start_ns"]), int(span["end_ns"]))
+                away = bool(autograd and span["kind"] == Kind.BACKWARD)
+                writer.op(text, int(span["start_ns"]), int(span["end_ns"]), thread=writer.thread + away)
             else:
                 writer.message(span, trace.groups[span["group"]].ranks, payloads=payloads)
     database.commit()
@@ -102,11 +107,11 @@ class _Writer:
         self.correlation = 0
         self.as_text_ids = as_text_ids
 
-    def kernel(self, name: int, start: int, end: int, launch: int) -> None:
+    def kernel(self, name: int, start: int, end: int, launch: int, thread: int | None = None) -> None:
         self.correlation += 1
         row = (start, end, self.rank, 7 + (name > 1), self.correlation, global_pid(self.rank), name, name)
         self.database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        call = (launch, launch + US, self.thread, self.correlation, 4)
+        call = (launch, launch + US, thread or self.thread, self.correlation, 4)
         self.database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", call)
 
     def range(self, text: str, start: int, end: int | None, payload: bytes | None = None) -> None:
@@ -117,12 +122,12 @@ class _Writer:
         row = (start, end, 59, None if self.as_text_ids else text, self.thread, text_id, 0, None, payload)
         self.database.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    def op(self, text: str, start: int, end: int) -> None:
+    def op(self, text: str, start: int, end: int, *, thread: int) -> None:
         """An op of two kernels."""
         half = (start + end) // 2
-        self.range(text, start - 60 * US, start - 40 * US)
-        self.kernel(1, start, half, start - 50 * US)
-        self.kernel(1, half, end, start - 45 * US)
+        self.range(text, start - 5 * US, start - US)
+        self.kernel(1, start, half, start - 4 * US, thread)
+        self.kernel(1, half, end, start - 3 * US, thread)
 
     def message(self, span: np.void, members: Sequence[int], *, payloads: bool) -> None:
         kind, post, end = Kind(span["kind"]), int(span["post_ns"]), int(span["end_ns"])
