@@ -11,7 +11,7 @@ from typing import Any
 from ppdiag.hooks import guard
 from ppdiag.hooks.modules import INFERENCE
 from ppdiag.hooks.patching import Patches
-from ppdiag.hooks.recorder import RECORDER
+from ppdiag.hooks.recorder import RECORDER, known_thread, thread_state
 
 PROBE = "autograd"
 MODULE = "torch.autograd.variable"
@@ -37,16 +37,14 @@ def uninstall() -> None:
 
 
 def _run_backward(original: Any, torch: Any) -> Any:
-    recorder, threads, graph_task = RECORDER, RECORDER.threads, torch._C._current_graph_task_id
+    recorder, graph_task = RECORDER, torch._C._current_graph_task_id
 
     def run_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (recorder.active or recorder.start()):
+            return original(self, *args, **kwargs)
+        state = known_thread() or thread_state()
         # A backward within a backward (checkpointing; on CUDA in another thread) is part of the outer one.
-        if (
-            not (recorder.active or recorder.start())
-            or threads.state.named
-            or threads.state.flags
-            or graph_task() != -1
-        ):
+        if state.named or state.flags or graph_task() != -1:
             return original(self, *args, **kwargs)
         run = None
         try:

@@ -25,6 +25,8 @@ NVTX_TOOL_VARIABLE = "NVTX_INJECTION64_PATH"
 
 _patches = Patches()
 _said: dict[str, int] = {}
+_tool: list[str] = []
+"""The tool that takes NVTX ranges, if any: looked up once, not in each step, since ``os.environ`` takes some us."""
 _clocks: list[DeviceClock] = []
 """The device's clock, kept while the probes are off: what is known of the device's time stays true."""
 
@@ -91,6 +93,7 @@ def install() -> None:
     if look in RECORDER.on_step:
         return
     guard.register(PROBE, uninstall)
+    _tool[:] = filter(None, [os.environ.get(NVTX_TOOL_VARIABLE)])
     RECORDER.on_begin.append(_look_at_begin)
     RECORDER.on_step.append(look)
     RECORDER.on_flush.append(_resolve)
@@ -121,7 +124,7 @@ def look() -> None:
     try:
         if RECORDER.instruments is not None:
             RECORDER.instruments.next_step()
-        elif RECORDER.active:
+        elif RECORDER.active and (_tool or _uses_cuda()):
             RECORDER.instruments = _instruments()
     except Exception as error:
         guard.failed(PROBE, error)
@@ -129,6 +132,11 @@ def look() -> None:
 
 def _look_at_begin(_rank: int, _world_size: int) -> None:
     look()
+
+
+def _uses_cuda() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
 
 
 def _instruments() -> Instruments | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks import guard, optimizer, process_group
 from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
-from ppdiag.hooks.recorder import RECORDER, Tail, compute_tail
+from ppdiag.hooks.recorder import RECORDER, Tail, compute_tail, known_thread, thread_state
 from ppdiag.model import NONE, Flag, Kind
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ SHORTEST_FORWARD_NS = 50_000
 """A gap between two messages shorter than this is the cost of the calls, not a forward in plain tensor code."""
 _PEER_AT, _KIND_AT = 4, 12
 """Positions of peer and kind in a tail."""
+_INFERRED = int(Flag.INFERRED)
+"""A plain int: arithmetic on enums takes ten times as long."""
 RAISED = object()
 
 _patches = Patches()
@@ -96,7 +98,7 @@ class Inference:
         if not self.in_use:
             self.in_use = True
             install_module_calls()
-        if RECORDER.threads.state.depth or _in_backward():
+        if thread_state().depth or _in_backward():
             return
         self.close()
         self._roles.setdefault(peer, kind)
@@ -112,7 +114,7 @@ class Inference:
 
     def waited(self, end_ns: int, tails: Sequence[Tail] = ()) -> None:
         """A wait for these messages has ended."""
-        if RECORDER.threads.state.depth == 0:
+        if thread_state().depth == 0:
             self.close()
             self._boundary(end_ns)
             self._backward_seen = False
@@ -154,7 +156,7 @@ class Inference:
         if RECORDER.instruments is not None:
             RECORDER.instruments.end(run.begin, HostSpan(run.start_ns, end_ns, (tail,)))
         else:
-            RECORDER.append((run.start_ns, end_ns, *tail))
+            RECORDER.append((run.start_ns, end_ns, tail))
         self._boundary(end_ns)
         self._backward_seen = True
 
@@ -201,7 +203,7 @@ class Inference:
         if RECORDER.instruments is not None:
             RECORDER.instruments.keep(opened.begin, opened.end, HostSpan(opened.start_ns, opened.end_ns, (tail,)))
         else:
-            RECORDER.append((opened.start_ns, opened.end_ns, *tail))
+            RECORDER.append((opened.start_ns, opened.end_ns, tail))
         self._forward_seen = True
         self._activation_waits = False
         if not opened.flags & Flag.EVALUATION:
@@ -260,7 +262,7 @@ class Inference:
 
     def _tail(self, kind: Kind, start_ns: int, label: tuple[int, int], flags: int) -> Any:
         microbatch, chunk = label
-        flags |= RECORDER.threads.state.flags | Flag.INFERRED
+        flags |= thread_state().flags | _INFERRED
         return compute_tail(kind, start_ns, (microbatch, NONE, chunk), flags)
 
 
@@ -304,10 +306,10 @@ def install_module_calls() -> None:
 
 
 def _call(original: Any, is_compiling: Any) -> Any:
-    recorder, threads, inference = RECORDER, RECORDER.threads, INFERENCE
+    recorder, inference = RECORDER, INFERENCE
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state = threads.state
+        state = known_thread() or thread_state()
         if state.depth or state.named or not recorder.active or is_compiling() or _is_recomputed():
             return original(self, *args, **kwargs)
         state.depth = 1

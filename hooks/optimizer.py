@@ -8,7 +8,7 @@ from typing import Any
 
 from ppdiag.hooks import guard
 from ppdiag.hooks.device import HostSpan
-from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, compute_tail
+from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, compute_tail, thread_state
 from ppdiag.model import NONE, Kind
 
 PROBE = "optimizer"
@@ -20,8 +20,10 @@ at_step_end: list[Any] = []
 """Called when that has ended a step, also while the recorder sleeps."""
 
 _handles: list[Any] = []
-_open: list[tuple[int, int, Any]] = []
-"""(id of the optimizer, start, mark) of the steps that run: optimizers nest (a container steps its members)."""
+_open: list[tuple[int, Tail, Any]] = []
+"""(id of the optimizer, tail, mark) of the steps that run: optimizers nest (a container steps its members)."""
+_OPTIMIZER = int(Kind.OPTIMIZER)
+_NO_LABEL = (NONE, NONE, NONE)
 _stepped: set[int] = set()
 """Ids of the optimizers that have ended in this step: one that ends again, while we sleep, ends another step."""
 
@@ -48,13 +50,14 @@ def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if not (RECORDER.active or RECORDER.start()):
         return
     try:
-        if any(owner == id(optimizer) for owner, _, _ in _open):
+        if _open and any(owner == id(optimizer) for owner, _, _ in _open):
             _open.clear()  # its last step raised, and never called the post hook
-        if not _open:
-            RECORDER.flush_soon(unless_within_ns=PATIENCE_NS)  # the step's pipeline is done
         start_ns = perf_counter_ns()
-        tail, instruments = _tail(start_ns), RECORDER.instruments
-        _open.append((id(optimizer), start_ns, None if instruments is None else instruments.begin(tail)))
+        if start_ns - RECORDER.flushed_ns > PATIENCE_NS and not _open:
+            RECORDER.flush_soon()  # the step's pipeline is done
+        tail = compute_tail(_OPTIMIZER, start_ns, _NO_LABEL, thread_state().flags)
+        instruments = RECORDER.instruments
+        _open.append((id(optimizer), tail, None if instruments is None else instruments.begin(tail)))
         RECORDER.inside_start_ns, RECORDER.inside = start_ns, tail
     except Exception as error:
         guard.failed(PROBE, error)
@@ -70,16 +73,16 @@ def _end(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     try:
         end_ns = perf_counter_ns()
         # Those above it on the stack raised: they never called their post hook.
-        if all(owner != id(optimizer) for owner, _, _ in _open):
+        if _open[-1][0] != id(optimizer) and all(owner != id(optimizer) for owner, _, _ in _open):
             return
-        owner, start_ns, mark = _open.pop()
+        owner, tail, mark = _open.pop()
         while owner != id(optimizer):
-            owner, start_ns, mark = _open.pop()
+            owner, tail, mark = _open.pop()
         RECORDER.inside = None
         if RECORDER.instruments is not None:
-            RECORDER.instruments.end(mark, HostSpan(start_ns, end_ns, (_tail(start_ns),)))
+            RECORDER.instruments.end(mark, HostSpan(tail[0], end_ns, (tail,)))
         else:
-            RECORDER.append((start_ns, end_ns, *_tail(start_ns)))
+            RECORDER.append((tail[0], end_ns, tail))
         if not _open:
             _ended(id(optimizer), end_ns)
     except Exception as error:
@@ -111,10 +114,6 @@ def _ended_asleep(owner: int) -> None:
         _stepped.add(owner)
     except Exception as error:
         guard.failed(PROBE, error)
-
-
-def _tail(start_ns: int) -> Any:
-    return compute_tail(Kind.OPTIMIZER, start_ns, (NONE, NONE, NONE), RECORDER.threads.state.flags)
 
 
 # A compiled optimizer breaks its graph at its own hooks anyway; this is what torch.compiler.disable sets, without

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks import groups, guard
 from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
-from ppdiag.hooks.recorder import RECORDER, Tail, ThreadState, with_flag
+from ppdiag.hooks.recorder import RECORDER, Tail, ThreadState, known_thread, thread_state, with_flag
 from ppdiag.model import NONE, Collective, Flag, Kind, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ppdiag.hooks.groups import Group
+    from ppdiag.hooks.groups import Channel, Group
     from ppdiag.hooks.instruments import Instruments
 
 PROBE = "process_group"
@@ -60,10 +60,10 @@ after_wait: list[Callable[[int, tuple[Tail, ...]], None]] = []
 """Told the time (ns) at which the wait for messages that no adapter has named ended, and the messages' tails."""
 
 _patches = Patches()
-_pending: dict[int, tuple[Any, tuple[Tail, ...]]] = {}
-"""``id`` of a Work -> (the Work, what it carries). The reference keeps the id from being used again."""
+_pending: dict[Any, tuple[Tail, ...]] = {}
+"""Work -> what it carries. Works are told apart by identity."""
 _any_source: dict[int, Group] = {}
-"""``id`` of the Work of a receive from anyone -> its group: the sender is known after the wait."""
+"""``id`` of the (pending) Work of a receive from anyone -> its group: the sender is known after the wait."""
 _SEND, _RECV, _COLLECTIVE = int(Kind.SEND), int(Kind.RECV), int(Kind.COLLECTIVE)
 _NO_LABEL = (NONE, NONE, NONE, int(Payload.UNKNOWN), 0)
 
@@ -105,33 +105,35 @@ def uninstall() -> None:
 
 def write_abandoned() -> None:
     """Write the messages whose Work the job has dropped without waiting (on the writer's thread)."""
-    for key, (work, tails) in list(_pending.items()):
-        if sys.getrefcount(work) <= _REFERENCES_OF_OURS and _pending.pop(key, None) is not None:
-            _any_source.pop(key, None)  # another Work may get this id
+    if not _pending:
+        return
+    for work, tails in list(_pending.items()):
+        if sys.getrefcount(work) <= _REFERENCES_OF_OURS and _pending.pop(work, None) is not None:
+            _any_source.pop(id(work), None)  # another Work may get this id
             _never_waited(tails)
 
 
 def write_pending() -> None:
     """At exit: write all messages that have not been waited for."""
-    for key in list(_pending):
-        entry = _pending.pop(key, None)
-        if entry is not None:
-            _never_waited(entry[1])
+    for work in list(_pending):
+        tails = _pending.pop(work, None)
+        if tails is not None:
+            _never_waited(tails)
 
 
 def _never_waited(tails: tuple[Tail, ...]) -> None:
     for tail in tails:
-        RECORDER.append((tail[0], tail[0], *with_flag(tail, Flag.NEVER_WAITED)))
+        RECORDER.append((tail[0], tail[0], with_flag(tail, Flag.NEVER_WAITED)))
 
 
-def _references_of_ours(pending: dict[int, tuple[Any, tuple[Any, ...]]]) -> int:
+def _references_of_ours(pending: dict[Any, tuple[Any, ...]]) -> int:
     """Reference count of a Work in the loop above that nobody but us can reach: it differs between Python versions."""
-    for _key, (work, _tails) in list(pending.items()):
+    for work, _tails in list(pending.items()):
         return sys.getrefcount(work)
     return 0
 
 
-_REFERENCES_OF_OURS = _references_of_ours({0: (object(), ())})
+_REFERENCES_OF_OURS = _references_of_ours({object(): ()})
 
 
 def _function(owner: Any, name: str) -> Any:
@@ -146,36 +148,22 @@ def _named_like(wrapper: Any, name: str) -> Any:
     return wrapper
 
 
-def _describe(kind: int, group: Group, tensor: Any, rank: int, tag: int, state: ThreadState) -> Tail:  # noqa: PLR0917
-    """Tail of a message about to be posted; ``rank`` is of the group, ``NONE`` where anyone may send."""
-    recorder = RECORDER
-    label = labels.pop(id(tensor), None) if labels else None
-    if label is None:
-        if before_post and not state.named:
-            for function in before_post:
-                function(kind, tensor, group.global_rank(rank))
-        label = state.message or _NO_LABEL
-    if recorder.step_ended:
-        recorder.begin_step()
-    peer = seq = NONE
-    if rank >= 0:
-        ranks, counts = group.ranks, group.counts[kind]
-        peer = ranks[rank] if rank < len(ranks) else NONE
-        counts[rank, tag] = seq = counts.get((rank, tag), -1) + 1
-    microbatch, stage, chunk, payload, flags = label
-    size_bytes, step, index, thread, flags = (
-        tensor.nbytes,
-        recorder.step,
-        group.index,
-        state.number,
-        flags | state.flags,
-    )
-    start_ns = perf_counter_ns()
-    return (start_ns, size_bytes, step, seq, peer, tag, microbatch, stage, chunk, index, thread, flags, kind, payload)
+def _channel(owner: Any, kind: int, rank: int, tag: int) -> Channel | None:
+    """The channel of a message; None in a group of one."""
+    group = groups.find(owner)
+    return group.channel(kind, rank, tag) if group.size > 1 else None
+
+
+def _label(kind: int, tensor: Any, peer: int, state: ThreadState) -> tuple[int, int, int, int, int]:
+    """What names a message whose tensor has no label of its own."""
+    if before_post and not state.named:
+        for function in before_post:
+            function(kind, tensor, peer)
+    return state.message or _NO_LABEL
 
 
 def _describe_collective(group: Group, op: Collective, args: tuple[Any, ...]) -> Tail:
-    recorder, state = RECORDER, RECORDER.threads.state
+    recorder, state = RECORDER, thread_state()
     size_bytes = _size_bytes(args[1]) if len(args) > 1 else 0
     roots = [arg.rootRank for arg in args[2:] if hasattr(arg, "rootRank")]
     root = group.global_rank(roots[0]) if roots else NONE
@@ -202,7 +190,7 @@ def _after_post(work: Any, tail: Tail, marks: _Marks | None = None) -> None:
 
 def _posted(work: Any, tail: Tail, marks: _Marks | None) -> None:
     """The end of a posted op is the wait for its Work, or the batch's Work, or now."""
-    batch = RECORDER.threads.state.batch
+    batch = thread_state().batch
     if work is None and batch is None:
         _ended(tail, Flag.SYNCHRONOUS, marks)
         return
@@ -211,7 +199,7 @@ def _posted(work: Any, tail: Tail, marks: _Marks | None) -> None:
     if batch is not None:
         batch.append(tail)
     else:
-        _pending[id(work)] = (work, (tail,))
+        _pending[work] = (tail,)
 
 
 def _ended(tail: Tail, flag: Flag, marks: _Marks | None = None) -> None:
@@ -222,7 +210,7 @@ def _ended(tail: Tail, flag: Flag, marks: _Marks | None = None) -> None:
         if marks is not None:
             marks.keep(HostSpan(tail[0], end_ns, (tail,)))
         else:
-            RECORDER.append((tail[0], end_ns, *tail))
+            RECORDER.append((tail[0], end_ns, tail))
     except Exception as error:
         guard.failed(PROBE, error)
 
@@ -252,44 +240,69 @@ class _Marks:
         self._instruments.keep(self._begin, self._end, span)
 
 
-def _message_arguments(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, int, int]:
-    """(tensors, rank, tag) of a call that gives some of them by name, in the order of the signature."""
-    given = [*args, *(named[name] for name in ("tensors", "dstRank", "srcRank", "tag") if name in named)]
-    return given[0], given[1], given[2] if len(given) > 2 else 0
+def _message_arguments(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """(tensors, rank, tag) of a call that gives some of them by name; nothing where it gives others."""
+    given = (*args, *(named[name] for name in ("tensors", "dstRank", "srcRank", "tag") if name in named))
+    return given if len(given) == len(args) + len(named) else ()
 
 
-def _message(original: Any, kind: int) -> Any:
-    """Wrapper of ``send(tensors, dstRank, tag)`` and ``recv(tensors, srcRank, tag)``."""
-    recorder, known, pending, threads = RECORDER, groups.KNOWN, _pending, RECORDER.threads
+def _message(original: Any, kind: int) -> Any:  # noqa: C901  (see below)
+    """Wrapper of ``send(tensors, dstRank, tag)`` and ``recv(tensors, srcRank, tag)``.
+
+    What it needs is fetched here and not in functions: each further one costs some 0.3 us where the caches are cold.
+    """
+    recorder, channels, pending, known, clock = RECORDER, groups.CHANNELS[kind], _pending, labels, perf_counter_ns
 
     def message(self: Any, *args: Any, **named: Any) -> Any:
         if not (recorder.active or recorder.start()):
             return original(self, *args, **named)
-        tail, state = None, threads.state
         try:
-            entry = known.get(id(self))
-            group = entry[1] if entry is not None else groups.find(self)
-            if group.size > 1:
-                tensors, rank, tag = args if len(args) == 3 else _message_arguments(args, named)
-                tail = _describe(kind, group, tensors[0], rank, tag, state)
-                recorder.inside_start_ns, recorder.inside = tail[0], tail
+            tensors, rank, tag = _message_arguments(args, named) if named else args
+        except ValueError:  # no call that we know
+            return original(self, *args, **named)
+        tail, state = None, known_thread() or thread_state()
+        try:
+            channel = channels.get((id(self), rank, tag)) or _channel(self, kind, rank, tag)
+            if channel is not None:
+                tensor = tensors[0]
+                label = known.pop(id(tensor), None) or _label(kind, tensor, channel.peer, state)
+                microbatch, stage, chunk, payload, flags = label
+                if recorder.step_ended:
+                    recorder.begin_step()
+                channel.last = seq = channel.last + 1
+                size_bytes, step, peer, group = tensor.nbytes, recorder.step, channel.peer, channel.group
+                thread, flags, start_ns = state.number, flags | state.flags, clock()
+                tail = (start_ns, size_bytes, step, seq, peer, tag, microbatch, stage, chunk, group, thread, flags, kind, payload)  # fmt: skip  # noqa: E501
+                recorder.inside_start_ns, recorder.inside = start_ns, tail
         except Exception as error:
             guard.failed(PROBE, error)
         if tail is None:
-            return original(self, *args, **named)
+            return original(self, tensors, rank, tag)
         try:
-            work = original(self, *args, **named)
+            work = original(self, tensors, rank, tag)
         except BaseException:
             _ended(tail, Flag.FAILED)
             raise
-        if work is not None and state.batch is None:
+        try:
             recorder.inside = None
-            pending[id(work)] = (work, (tail,))
-        else:
-            _after_post(work, tail)
+            if work is not None and state.batch is None:
+                pending[work] = (tail,)
+            else:
+                _posted(work, tail, None)
+        except Exception as error:
+            guard.failed(PROBE, error)
         return work
 
     return message
+
+
+def _describe_any_source(group: Group, tensor: Any, tag: int) -> Tail:
+    state = thread_state()
+    label = labels.pop(id(tensor), None) or _label(_RECV, tensor, NONE, state)
+    if RECORDER.step_ended:
+        RECORDER.begin_step()
+    place = (*label[:3], group.index, state.number, label[4] | state.flags)
+    return (perf_counter_ns(), tensor.nbytes, RECORDER.step, NONE, NONE, tag, *place, _RECV, label[3])
 
 
 def _recv_anysource(original: Any) -> Any:
@@ -302,8 +315,7 @@ def _recv_anysource(original: Any) -> Any:
         try:
             group = groups.find(self)
             if group.size > 1:
-                tag = args[1] if len(args) > 1 else 0
-                tail = _describe(_RECV, group, args[0][0], NONE, tag, RECORDER.threads.state)
+                tail = _describe_any_source(group, args[0][0], args[1] if len(args) > 1 else 0)
         except Exception as error:
             guard.failed(PROBE, error)
         if tail is None or group is None:
@@ -357,7 +369,7 @@ def _collective(original: Any, op: Collective) -> Any:
 def _start_coalescing(original: Any) -> Any:
     def start_coalescing(*args: Any, **named: Any) -> Any:
         result = original(*args, **named)
-        RECORDER.threads.state.batch = []
+        thread_state().batch = []
         return result
 
     return start_coalescing
@@ -365,7 +377,7 @@ def _start_coalescing(original: Any) -> Any:
 
 def _end_coalescing(original: Any) -> Any:
     def end_coalescing(*args: Any, **named: Any) -> Any:
-        state = RECORDER.threads.state
+        state = thread_state()
         tails, state.batch = state.batch, None
         work = original(*args, **named)
         if tails and RECORDER.active:
@@ -373,30 +385,32 @@ def _end_coalescing(original: Any) -> Any:
                 for tail in tails:
                     _ended(tail, Flag.SYNCHRONOUS)
             else:
-                _pending[id(work)] = (work, tuple(tails))
+                _pending[work] = tuple(tails)
         return work
 
     return end_coalescing
 
 
-def _wait(original: Any) -> Any:
-    recorder, pending, threads, append = RECORDER, _pending, RECORDER.threads, RECORDER.append
+def _wait(original: Any) -> Any:  # noqa: C901  (as in _message)
+    recorder, pending, clock = RECORDER, _pending, perf_counter_ns
 
     def wait(self: Any, *args: Any, **named: Any) -> Any:
-        entry = pending.pop(id(self), None) if pending else None
-        if entry is None:
-            return original(self, *args, **named)
-        tails = entry[1]
+        try:
+            tails = pending.pop(self, None) if pending else None
+        except Exception:  # a Work of the user's that cannot be compared: it is not ours either
+            tails = None
+        if tails is None:
+            return original(self, *args, **named) if args or named else original(self)
         recorder.inside = tails[0]
-        recorder.inside_start_ns = start_ns = perf_counter_ns()
+        recorder.inside_start_ns = start_ns = clock()
         instruments = recorder.instruments
         mark = None if instruments is None else instruments.begin(tails[0])
         try:
-            result = original(self, *args, **named)
+            result = original(self, *args, **named) if args or named else original(self)
         except BaseException:
             _wait_failed(start_ns, tails, mark)
             raise
-        end_ns = perf_counter_ns()
+        end_ns = clock()
         recorder.inside = None
         try:
             if _any_source:
@@ -405,8 +419,8 @@ def _wait(original: Any) -> Any:
                 instruments.end(mark, HostSpan(start_ns, end_ns, tails))
             else:
                 for tail in tails:
-                    append((start_ns, end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
-            if after_wait and not threads.state.named:
+                    recorder.append((start_ns, end_ns, tail))
+            if after_wait and not (known_thread() or thread_state()).named:
                 for function in after_wait:
                     function(end_ns, tails)
         except Exception as error:
@@ -423,7 +437,7 @@ def _wait_failed(start_ns: int, tails: tuple[Tail, ...], mark: Any) -> None:
             instruments.drop(mark)
             instruments.drop(instruments.leave(tails[0]))
         for tail in tails:
-            RECORDER.append((start_ns, end_ns, *with_flag(tail, Flag.FAILED)))
+            RECORDER.append((start_ns, end_ns, with_flag(tail, Flag.FAILED)))
     except Exception as error:
         guard.failed(PROBE, error)
 
@@ -435,9 +449,9 @@ def _with_source(work: Any, tails: tuple[Tail, ...]) -> tuple[Tail, ...]:
         return tails
     try:
         rank, tail = work._source_rank(), tails[0]
-        tag, counts = tail[5], group.counts[_RECV]
-        counts[rank, tag] = seq = counts.get((rank, tag), -1) + 1
-        return ((*tail[:3], seq, group.global_rank(rank), *tail[5:]),)
+        channel = group.channel(_RECV, rank, tail[5])
+        channel.last += 1
+        return ((*tail[:3], channel.last, channel.peer, *tail[5:]),)
     except Exception as error:
         guard.failed(PROBE, error)
         return tails

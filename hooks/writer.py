@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 """Longest time between two flushes, and period of the heartbeat: what a SIGKILL between step ends may cost."""
+_STATE_NS = int(1e9 * TICK_S) // 2
+"""Flushes at the ends of short steps do not write the state each time; those of the ticks do."""
 SLEEPING_TICK_S = 2.0
 """The same while nothing is recorded."""
 ANCHOR_PERIOD_S = 60.0
@@ -89,8 +91,9 @@ class Writer:
         self._bell = threading.Lock()
         """Held by nobody where a flush is due: a bare lock wakes the thread for half the CPU time of an Event."""
         self._bell.acquire()
-        self._last_flush_ns = 0
         self._closed = False
+        self._state_ns = 0
+        """When the state was last written."""
         self._next_anchor = 0.0
         self._size_bytes = 0
         self.written = 0
@@ -103,11 +106,13 @@ class Writer:
         """Start the thread."""
         self._thread.start()
 
-    def wake(self, *, unless_within_ns: int = 0) -> None:
-        """Flush soon, on the writer's thread; not if it last did so within this time."""
-        if self._bell.locked() and perf_counter_ns() - self._last_flush_ns >= unless_within_ns:
-            with contextlib.suppress(RuntimeError):  # another thread was quicker
+    def wake(self) -> None:
+        """Flush soon, on the writer's thread."""
+        if self._bell.locked():
+            try:  # noqa: SIM105  (on the training thread: contextlib.suppress takes longer than the rest)
                 self._bell.release()
+            except RuntimeError:  # another thread was quicker
+                pass
 
     def close(self, status: RankStatus) -> None:
         """Write all that is left and set the rank's last status (on the calling thread, at exit)."""
@@ -116,17 +121,23 @@ class Writer:
         self._closed = True
         self.wake()
 
-    def flush(self) -> None:
-        """Write what has been collected so far. Never raises: a failed write ends the recording."""
+    def flush(self, *, state_after_ns: int = 0) -> None:
+        """Write what has been collected so far. Never raises: a failed write ends the recording.
+
+        Args:
+            state_after_ns: leave the state as it is where it was written within this time.
+        """
         with self._lock:
             if self._closed:
                 return
-            self._last_flush_ns = perf_counter_ns()
+            self._recorder.flushed_ns = now_ns = perf_counter_ns()
             try:
                 self._recorder.before_flush()
                 self._write_spans()
                 self._write_lines()
-                self._write_state()
+                if now_ns - self._state_ns >= state_after_ns:
+                    self._state_ns = now_ns
+                    self._write_state()
             except Exception as error:
                 self._closed = True
                 self._stop(f"cannot write the record: {error}", "recording stops, the job goes on")
@@ -151,27 +162,24 @@ class Writer:
         while not self._closed:
             self._bell.acquire(timeout=TICK_S if self._recorder.active else SLEEPING_TICK_S)
             try:
-                self.flush()
+                self.flush(state_after_ns=_STATE_NS)
             except Exception as error:
                 self._closed = True
                 self._stop(f"the writer failed: {error}", "recording stops, the job goes on")
 
     def _write_spans(self) -> None:
-        spans = self._recorder.spans
-        while count := min(len(spans), BLOCK_RECORDS):
-            batch = spans[:count]
-            del spans[:count]
-            block = encode_block(self._pack(batch), count)
+        while batch := self._recorder.take(BLOCK_RECORDS):
+            block = encode_block(self._pack(batch), len(batch))
             if self._size_bytes + len(block) > self._max_bytes:
                 self._max_bytes, limit = 0, self._max_bytes
                 if limit:  # the first time
                     what = f"the record has reached its limit of {limit} bytes"
                     self._stop(what, "no more spans are recorded, the job goes on")
-                spans.clear()
+                self._recorder.spans.clear()
                 return
             self._write_all(self._spans_fd, block)
             self._size_bytes += len(block)
-            self.written += count
+            self.written += len(batch)
 
     def _write_lines(self) -> None:
         now = time.monotonic()

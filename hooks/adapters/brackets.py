@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks import guard
 from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
-from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, with_flag
+from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, known_thread, thread_state, with_flag
 from ppdiag.model import NONE, Flag
 
 if TYPE_CHECKING:
@@ -72,20 +72,21 @@ def begin(kind: int, label: tuple[int, int, int], flags: int = 0) -> Tail:
 
     Kinds and flags are plain ints here: arithmetic on enums takes ten times as long.
     """
-    recorder, state = RECORDER, RECORDER.threads.state
+    recorder, state = RECORDER, known_thread() or thread_state()
     if recorder.step_ended:
         recorder.begin_step()
-    step, thread, flags = recorder.step, state.number, flags | state.flags
-    return (perf_counter_ns(), 0, step, NONE, NONE, 0, *label, NONE, thread, flags, kind, 0)
+    (microbatch, stage, chunk), thread, flags = label, state.number, flags | state.flags
+    step, start_ns = recorder.step, perf_counter_ns()
+    return (start_ns, 0, step, NONE, NONE, 0, microbatch, stage, chunk, NONE, thread, flags, kind, 0)
 
 
 def run(tails: Sequence[Tail], original: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Call a function that is one op, or several that the framework runs in one; the universal layer infers nothing."""
-    recorder, state = RECORDER, RECORDER.threads.state
+    recorder, state, first = RECORDER, known_thread() or thread_state(), tails[0]
     instruments = recorder.instruments
-    mark = None if instruments is None else instruments.begin(tails[0])
+    mark = None if instruments is None else instruments.begin(first)
     state.named += 1
-    recorder.inside_start_ns, recorder.inside = tails[0][0], tails[0]
+    recorder.inside_start_ns, recorder.inside = first[0], first
     try:
         result = original(*args, **kwargs)
     except BaseException:
@@ -97,10 +98,10 @@ def run(tails: Sequence[Tail], original: Any, args: Sequence[Any], kwargs: Any) 
         recorder.inside = None
         try:
             if instruments is not None:
-                instruments.end(mark, HostSpan(tails[0][0], end_ns, tuple(tails)))
+                instruments.end(mark, HostSpan(first[0], end_ns, tuple(tails)))
             else:
                 for tail in tails:
-                    recorder.append((tail[0], end_ns) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+                    recorder.append((tail[0], end_ns, tail))
         except Exception as error:
             guard.failed("brackets", error)
     return result
@@ -111,4 +112,5 @@ def run_schedule(tail: Tail, original: Any, args: Sequence[Any], kwargs: Any) ->
     try:
         return run((tail,), original, args, kwargs)
     finally:
-        RECORDER.flush_soon(unless_within_ns=PATIENCE_NS)
+        if perf_counter_ns() - RECORDER.flushed_ns > PATIENCE_NS:
+            RECORDER.flush_soon()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard, process_group
 from ppdiag.hooks.adapters import brackets
-from ppdiag.hooks.recorder import RECORDER
+from ppdiag.hooks.recorder import RECORDER, thread_state
 from ppdiag.model import Flag, Kind, Payload
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _messages(original: Any, name: str, payload: int) -> Any:
     """Wrapper of a send or a receive: all that is posted in it, and all that it queues for ``CommitP2P``, is named."""
 
     def messages(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state = RECORDER.threads.state
+        state = thread_state()
         try:
             batch = _batches[-1]
             label = (*batch.label(name, *_place(args, kwargs)), payload, batch.flags)
@@ -185,7 +185,7 @@ def _shapes(original: Any) -> Any:
     """Wrapper of the exchange of shapes, in the first batch, or before each message where they vary: no payload."""
 
     def exchange(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state = RECORDER.threads.state
+        state = thread_state()
         before = state.message
         if before is not None:
             state.message = (*before[:3], int(Payload.UNKNOWN), before[4])

@@ -60,11 +60,11 @@ class _Call:
     """Labels of the gradients that are still to be received, in order."""
     forwards: dict[int, Label] = field(default_factory=dict)
     """``id`` of the first tensor of a forward's output -> its label, until its backward."""
+    last_stage: int = field(init=False)
+    """The stage that computes the loss."""
 
-    @property
-    def last_stage(self) -> int:
-        """The stage that computes the loss."""
-        return self.ranks * len(self.chunks) - 1
+    def __post_init__(self) -> None:
+        self.last_stage = self.ranks * len(self.chunks) - 1
 
     def label(self, microbatch: int | None, model: Any) -> Label:
         """Label of a forward."""
@@ -120,6 +120,8 @@ def _tensors(value: Any) -> list[Any]:
     """All tensors in an output: it may be one, a list (None among them), or a dict by module."""
     if value is None:
         return []
+    if type(value) is list and len(value) == 1 and hasattr(value[0], "grad_fn"):  # as most often
+        return value
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -170,8 +172,9 @@ def _forward_ended(call: _Call, label: Label, output: Any) -> None:
 
 
 def _name_messages(call: _Call, label: Label, tensors: list[Any], payload: int) -> None:
+    name = (*label, payload, call.flags)
     for tensor in tensors:
-        process_group.labels[id(tensor)] = (*label, payload, call.flags)
+        process_group.labels[id(tensor)] = name
 
 
 def _backward_step(original: Any) -> Any:

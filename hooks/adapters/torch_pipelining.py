@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import sys
 import weakref
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks import guard, process_group
 from ppdiag.hooks.adapters import brackets
 from ppdiag.hooks.device import HostSpan
-from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, ThreadState, compute_tail, with_flag
+from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, compute_tail, known_thread, thread_state, with_flag
 from ppdiag.model import NONE, Flag, Kind, Payload
 
 if TYPE_CHECKING:
@@ -46,10 +47,18 @@ _PAYLOADS = {
 _DATA_PARALLEL = ("dp", "fsdp", "hsdp", "replicate", "shard")
 """How the dimensions of a mesh that hold replicas are called, at the beginning of their names."""
 _NO_LABEL = (NONE, NONE, NONE)
+_SCHEDULE = int(Kind.SCHEDULE)
+_INIT, _EVALUATION, _FAILED = int(Flag.INIT), int(Flag.EVALUATION), int(Flag.FAILED)
+"""Plain ints: arithmetic on enums takes ten times as long."""
+_FORWARD_PARAMETERS = ("self", "fwd_chunk_id", "args", "kwargs", "save_forward_output"), (None, True)
+_BACKWARD_PARAMETERS = ("self", "bwd_chunk_id", "loss", "full_backward", "last_backward"), (None, True, False)
+"""Names and defaults, since 2.10 and in all versions."""
 
 _wrappers = brackets.Wrappers(PROBE)
-_chunks: dict[int, int] = {}
-"""Stage index -> index among the stages of this rank, in the order in which its schedule lists them."""
+_chunks: dict[int, tuple[int, bool]] = {}
+"""Stage index -> (index among the stages of this rank, in the order in which its schedule lists them; is it the last
+one of the pipeline)."""
+_NO_CHUNK = (0, False)
 _schedule: list[weakref.ref[Any]] = []
 """The schedule that ran last: its facts are said. Not its id, which the next one may get."""
 _held: dict[int, tuple[int, int, Tail, tuple[Instruments, Any, Any] | None]] = {}
@@ -75,7 +84,6 @@ class TorchPipelining:
             _wrappers.wrap(module.PipelineScheduleMulti, ["step"], _step)
             _wrappers.wrap(module.PipelineScheduleSingle, ["_initialize_stage"], _initialize, optional=True)
             _wrappers.wrap(module.PipelineScheduleMulti, ["_initialize_stages"], _initialize, optional=True)
-            _wrappers.wrap(module._PipelineSchedule, ["_maybe_compute_loss"], _loss, optional=True)
 
     def uninstall(self) -> None:
         """Undo all patches."""
@@ -89,27 +97,75 @@ ADAPTER = TorchPipelining()
 
 
 def _compute(original: Any, kind: Kind) -> Any:
-    """Wrapper of ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk``."""
-    recorder, threads, append, held = RECORDER, RECORDER.threads, RECORDER.append, _held
-    code, is_forward = int(kind), kind == Kind.FORWARD  # plain ints: arithmetic on enums takes ten times as long
+    """Wrapper of ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk``.
 
-    def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
+    It has the parameters of the original where they are those that we know: to pass on ``*args, **kwargs`` takes as
+    long as all the rest.
+    """
+    parameters = _parameters(original)
+    if parameters == _FORWARD_PARAMETERS:
+        forward = _bracket(original, kind)
+
+        def forward_one_chunk(
+            self: Any, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: Any = True
+        ) -> Any:
+            return forward(self, fwd_chunk_id, args, kwargs, save_forward_output)
+
+        return forward_one_chunk
+    if parameters == _BACKWARD_PARAMETERS:
+        backward = _bracket(original, kind)
+
+        def backward_one_chunk(
+            self: Any, bwd_chunk_id: int, loss: Any = None, full_backward: Any = True, last_backward: Any = False
+        ) -> Any:
+            return backward(self, bwd_chunk_id, loss, full_backward, last_backward)
+
+        return backward_one_chunk
+    compute = _bracket(lambda stage, _, args, kwargs, __: original(stage, *args, **kwargs), kind)
+
+    def any_one_chunk(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return compute(self, args[0] if args else _chunk_id(kwargs), args, kwargs, None)
+
+    return any_one_chunk
+
+
+def _parameters(function: Any) -> tuple[tuple[str, ...], tuple[Any, ...]] | None:
+    """Names of a function's parameters, and the defaults of the last ones; None where it has others than plain ones."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind != inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
+        return None
+    defaults = (parameter.default for parameter in parameters)
+    return tuple(p.name for p in parameters), tuple(d for d in defaults if d is not inspect.Parameter.empty)
+
+
+def _bracket(original: Any, kind: Kind) -> Any:
+    """A call of a stage's method, with the stage, the microbatch and three more arguments."""
+    recorder, held, chunks, clock = RECORDER, _held, _chunks, perf_counter_ns
+    code, is_forward = int(kind), kind == Kind.FORWARD
+
+    def bracket(self: Any, microbatch: int, first: Any, second: Any, third: Any) -> Any:
         # schedule.eval calls the backward too, which returns at once
         if not (recorder.active or recorder.start()) or not (is_forward or self.has_backward):
-            return original(self, *args, **kwargs)
-        state = threads.state
+            return original(self, microbatch, first, second, third)
+        state = known_thread() or thread_state()
         try:
-            tail = _describe(self, args[0] if args else _chunk_id(kwargs), code, state)
+            if recorder.step_ended:
+                recorder.begin_step()
+            if held:
+                _release(state.number)
+            index, flags = self.stage_index, state.flags if self.has_backward else state.flags | _EVALUATION
+            (chunk, is_last), step, thread = chunks.get(index, _NO_CHUNK), recorder.step, state.number
+            start_ns = clock()
+            tail = (start_ns, 0, step, NONE, NONE, 0, microbatch, index, chunk, NONE, thread, flags, code, 0)
         except Exception as error:
             guard.failed(PROBE, error)
-            return original(self, *args, **kwargs)
+            return original(self, microbatch, first, second, third)
         state.named += 1
-        recorder.inside_start_ns = start_ns = tail[0]
-        recorder.inside = tail
+        recorder.inside_start_ns, recorder.inside = start_ns, tail
         instruments = recorder.instruments
         begin = None if instruments is None else instruments.begin(tail)
         try:
-            result = original(self, *args, **kwargs)
+            result = original(self, microbatch, first, second, third)
         except BaseException:
             _failed(start_ns, tail, begin)
             raise
@@ -117,18 +173,18 @@ def _compute(original: Any, kind: Kind) -> Any:
             state.named -= 1
             recorder.inside = None
         try:
-            if is_forward and self.is_last:
+            if is_last and is_forward:
                 marks = None if instruments is None else (instruments, begin, instruments.leave(tail))
-                held[state.number] = (start_ns, perf_counter_ns(), tail, marks)
+                held[state.number] = (start_ns, clock(), tail, marks)
             elif instruments is not None:
-                instruments.end(begin, HostSpan(start_ns, perf_counter_ns(), (tail,)))
+                instruments.end(begin, HostSpan(start_ns, clock(), (tail,)))
             else:
-                append((start_ns, perf_counter_ns()) + tail)  # noqa: RUF005  (twice as fast as unpacking)
+                recorder.append((start_ns, clock(), tail))
         except Exception as error:
             guard.failed(PROBE, error)
         return result
 
-    return compute
+    return bracket
 
 
 def _failed(start_ns: int, tail: Tail, mark: Any) -> None:
@@ -138,26 +194,13 @@ def _failed(start_ns: int, tail: Tail, mark: Any) -> None:
         if instruments is not None:
             instruments.drop(mark)
             instruments.drop(instruments.leave(tail))
-        RECORDER.append((start_ns, perf_counter_ns(), *with_flag(tail, Flag.FAILED)))
+        RECORDER.append((start_ns, perf_counter_ns(), with_flag(tail, Flag.FAILED)))
     except Exception as error:
         guard.failed(PROBE, error)
 
 
-def _describe(stage: Any, microbatch: int, kind: int, state: ThreadState) -> Tail:
-    recorder, thread, flags = RECORDER, state.number, state.flags
-    if recorder.step_ended:
-        recorder.begin_step()
-    if _held:
-        _release(thread)
-    index = stage.stage_index
-    if not stage.has_backward:
-        flags |= Flag.EVALUATION
-    chunk, step = _chunks.get(index, 0), recorder.step
-    return (perf_counter_ns(), 0, step, NONE, NONE, 0, microbatch, index, chunk, NONE, thread, flags, kind, 0)
-
-
-def _chunk_id(kwargs: dict[str, Any]) -> int:
-    return int(next(value for name, value in kwargs.items() if name.endswith("_chunk_id")))
+def _chunk_id(kwargs: dict[str, Any]) -> Any:
+    return next((value for name, value in kwargs.items() if name.endswith("_chunk_id")), NONE)
 
 
 def _release(thread: int, end_ns: int = 0, flag: int = 0) -> None:
@@ -166,9 +209,9 @@ def _release(thread: int, end_ns: int = 0, flag: int = 0) -> None:
     if held is None:
         return
     start_ns, forward_end_ns, tail, marks = held
-    tail = with_flag(tail, Flag(flag)) if flag else tail
+    tail = with_flag(tail, flag) if flag else tail
     if marks is None:
-        RECORDER.append((start_ns, end_ns or forward_end_ns, *tail))
+        RECORDER.append((start_ns, end_ns or forward_end_ns, tail))
         return
     instruments, begin, end = marks
     if end_ns:
@@ -179,18 +222,17 @@ def _release(thread: int, end_ns: int = 0, flag: int = 0) -> None:
 
 def _loss(original: Any) -> Any:
     """Wrapper of ``_maybe_compute_loss``: a loss over a large vocabulary is work of the last stage's forward."""
-    threads = RECORDER.threads
 
     def maybe_compute_loss(*args: Any, **kwargs: Any) -> Any:
         if not _held:
             return original(*args, **kwargs)
-        flag = Flag.FAILED
+        flag = _FAILED
         try:
             result = original(*args, **kwargs)
-            flag = Flag(0)
+            flag = 0
         finally:
             try:
-                _release(threads.state.number, perf_counter_ns(), flag)
+                _release(thread_state().number, perf_counter_ns(), flag)
             except Exception as error:
                 guard.failed(PROBE, error)
         return result
@@ -200,18 +242,17 @@ def _loss(original: Any) -> Any:
 
 def _label(original: Any, payload: Payload) -> Any:
     """Wrapper of ``get_*_ops``: the tensors of these ops are about to be posted, for this stage and microbatch."""
-    recorder, labels, code = RECORDER, process_group.labels, int(payload)
+    recorder, labels, chunks, code = RECORDER, process_group.labels, _chunks, int(payload)
 
-    def get_ops(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ops = original(self, *args, **kwargs)
+    def get_ops(self: Any, chunk_id: Any = NONE, **named: Any) -> Any:
+        if named or chunk_id == NONE:
+            ops, chunk_id = original(self, **named), _chunk_id(named)
+        else:
+            ops = original(self, chunk_id)
         if ops and recorder.active:
             try:
-                if len(labels) > _MOST_LABELS:
-                    labels.clear()
-                index = self.stage_index
-                flags = 0 if self.has_backward else Flag.EVALUATION
-                microbatch = args[0] if args else _chunk_id(kwargs)
-                label = (microbatch, index, _chunks.get(index, 0), code, flags)
+                index, flags = self.stage_index, 0 if self.has_backward else _EVALUATION
+                label = (chunk_id, index, chunks.get(index, _NO_CHUNK)[0], code, flags)
                 for op in ops:
                     labels[id(op.tensor)] = label
             except Exception as error:
@@ -223,7 +264,7 @@ def _label(original: Any, payload: Payload) -> Any:
 
 def _step(original: Any) -> Any:
     """Wrapper of ``schedule.step``."""
-    recorder, threads = RECORDER, RECORDER.threads
+    recorder = RECORDER
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (recorder.active or recorder.start()):
@@ -233,23 +274,25 @@ def _step(original: Any) -> Any:
         except Exception as error:
             guard.failed(PROBE, error)
             return original(self, *args, **kwargs)
-        state, instruments = threads.state, recorder.instruments
+        state, instruments = thread_state(), recorder.instruments
         begin = None if instruments is None else instruments.begin(tail)
         state.named += 1
-        flag = Flag.FAILED
+        flag = _FAILED
         try:
             result = original(self, *args, **kwargs)
-            flag = Flag(0)
+            flag = 0
         finally:
             state.named -= 1
             try:
-                _release(state.number)
+                if _held:
+                    _release(state.number)
                 end_ns, ended = perf_counter_ns(), with_flag(tail, flag) if flag else tail
                 if instruments is not None:
                     instruments.end(begin, HostSpan(tail[0], end_ns, (ended,)))
                 else:
-                    recorder.append((tail[0], end_ns, *ended))
-                recorder.flush_soon(unless_within_ns=PATIENCE_NS)
+                    recorder.append((tail[0], end_ns, ended))
+                if end_ns - recorder.flushed_ns > PATIENCE_NS:
+                    recorder.flush_soon()
             except Exception as error:
                 guard.failed(PROBE, error)
         return result
@@ -260,20 +303,25 @@ def _step(original: Any) -> Any:
 def _begin_step(schedule: Any) -> Tail:
     if RECORDER.step_ended:
         RECORDER.begin_step()
+    if len(process_group.labels) > _MOST_LABELS:
+        process_group.labels.clear()
     if not _schedule or _schedule[0]() is not schedule:
         _schedule[:] = [weakref.ref(schedule)]
         _say_facts(schedule)
-    flags = RECORDER.threads.state.flags | (0 if getattr(schedule, "_has_backward", True) else Flag.EVALUATION)
-    return compute_tail(Kind.SCHEDULE, perf_counter_ns(), _NO_LABEL, flags)
+    flags = thread_state().flags | (0 if getattr(schedule, "_has_backward", True) else _EVALUATION)
+    return compute_tail(_SCHEDULE, perf_counter_ns(), _NO_LABEL, flags)
 
 
 def _say_facts(schedule: Any) -> None:
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
     _chunks.clear()
-    _chunks.update({stage.stage_index: chunk for chunk, stage in enumerate(stages)})
+    _chunks.update({stage.stage_index: (chunk, stage.is_last) for chunk, stage in enumerate(stages)})
     distributed = sys.modules["torch.distributed.distributed_c10d"]
     members = distributed.get_process_group_ranks(stages[0].group or distributed.GroupMember.WORLD)
     placement = stages[0].stage_index_to_group_rank
+    if any(stage.is_last for stage in stages):
+        owner = sys.modules[SCHEDULES_MODULE]._PipelineSchedule
+        _wrappers.wrap(owner, ["_maybe_compute_loss"], _loss, optional=True)
     RECORDER.fact("framework", "torch.distributed.pipelining")
     RECORDER.fact("schedule", type(schedule).__name__.removeprefix("Schedule"))
     RECORDER.fact("microbatches", schedule._n_microbatches)
@@ -299,12 +347,11 @@ def _say_mesh(stages: Sequence[Any]) -> None:
 
 def _initialize(original: Any) -> Any:
     """Wrapper of ``_initialize_stage(s)``: shape exchange, extra forwards and backwards, in step 1 and after eval."""
-    threads = RECORDER.threads
 
     def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state, before = threads.state, threads.state.flags
-        start_ns = perf_counter_ns()
-        state.flags |= Flag.INIT
+        state, start_ns = thread_state(), perf_counter_ns()
+        before = state.flags
+        state.flags = before | _INIT
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -312,7 +359,7 @@ def _initialize(original: Any) -> Any:
                 end_ns = perf_counter_ns()
                 if RECORDER.active and end_ns - start_ns > SHORTEST_INITIALISATION_NS:
                     tail = compute_tail(Kind.INIT, start_ns, _NO_LABEL, state.flags)
-                    RECORDER.append((start_ns, end_ns, *tail))
+                    RECORDER.append((start_ns, end_ns, tail))
             except Exception as error:
                 guard.failed(PROBE, error)
             state.flags = before
