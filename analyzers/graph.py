@@ -9,27 +9,22 @@ rank only adds up host time and work, so that every edge runs from a join ``src`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ppdiag.analyzers.edges import CyclicOrder, Edges, excess, levels
+from ppdiag.analyzers.measured_times import measure
 from ppdiag.analyzers.messages import MISSING, number_rows
-from ppdiag.analyzers.program import COMPUTE, POST, WAIT, Program
+from ppdiag.analyzers.program import END, POST, START, WAIT, Program
 from ppdiag.analyzers.step_blocks import Positions, positions_of, signature
 from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ppdiag.analyzers.steps import Steps
-
-START, END = 3, 4
-"""``what`` of the events that stand for a rank's first and last moment of a step."""
-RETURNED_AT_ONCE = 0.01
-"""A wait shorter than this share of the median op did not block: it is the cost of the call (tens of us on a busy
-machine, where ops take milliseconds)."""
 
 
 class Link(NamedTuple):
@@ -65,6 +60,7 @@ class Graph:
         level_starts: bounds of the levels in the edges.
         excess_EK: the part of ``transfer_EK`` that is no transfer where the message is a source's guess: a wait whose
             cause the recording does not tell, over the link's usual time. None where there is no such message.
+        host_parts: of ``host_NK`` what has a known cause: gc, data, launch (N x K each); those that occur.
     """
 
     steps_K: np.ndarray
@@ -92,6 +88,7 @@ class Graph:
     level_starts: np.ndarray
     links: tuple[Link, ...]
     excess_EK: np.ndarray | None = None
+    host_parts: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def start_joins(self) -> np.ndarray:
@@ -112,7 +109,7 @@ class Graph:
         """The same structure with only these of its steps (indices)."""
         times: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name[-1] == "K"}
         chosen: dict[str, Any] = {name: None if t is None else t[..., columns] for name, t in times.items()}
-        return replace(self, **chosen)
+        return replace(self, **chosen, host_parts={name: t[:, columns] for name, t in self.host_parts.items()})
 
 
 def build_graphs(program: Program, steps: Steps) -> tuple[list[Graph], int]:
@@ -153,7 +150,8 @@ class _Builder:
         self.partner_post = positions.partner_post[template]
         self.collective = positions.collective[template]
         self._place_events(template)
-        self._measure()
+        self.times = measure(program, self)
+        self.host_NK = self.times.host_NK  # calls are added to it
 
     def _place_events(self, template: slice) -> None:
         """Positions of the block's events among all N events, each rank's between its START and its END."""
@@ -173,61 +171,6 @@ class _Builder:
         for name in ("kind", "stage", "microbatch", "size_bytes", "flags"):
             self.fields[name] = np.full(total, -1, np.int64)
             self.fields[name][self.at_M] = spans[name]
-
-    def _measure(self) -> None:
-        """Begin and end of every event, and what lay between it and the one before on its rank."""
-        events = self.program.events
-        shape = (len(self.what_N), len(self.steps_K))
-        self.begin_NK = np.empty(shape)
-        self.end_NK = np.empty(shape)
-        self.begin_NK[self.at_M] = (events["begin_ns"][self.index_MK] - self.zero_K) / 1e9
-        self.end_NK[self.at_M] = (events["end_ns"][self.index_MK] - self.zero_K) / 1e9
-        starts, ends = np.flatnonzero(self.what_N == START), np.flatnonzero(self.what_N == END)
-        self.begin_NK[starts] = self.end_NK[starts] = self.begin_NK[starts + 1]
-        reached = np.empty(shape)  # when the rank was done with all events up to this one
-        for start, end in zip(starts, ends, strict=True):
-            np.maximum.accumulate(self.end_NK[start:end], axis=0, out=reached[start:end])
-        following = self._next_begin_RK()
-        reached[ends] = np.maximum(reached[ends - 1], following)
-        self.begin_NK[ends] = self.end_NK[ends] = reached[ends]
-        self.done_NK = reached
-        before = np.empty(shape)
-        before[1:] = reached[:-1]
-        before[starts] = reached[starts]
-        self.host_NK = np.maximum(self._entered_NK() - before, 0.0)
-        compute = (self.what_N == COMPUTE)[:, None]
-        self.work_NK = np.where(compute, np.maximum(self.end_NK - np.maximum(self.begin_NK, before), 0.0), 0.0)
-        self.before_NK = before
-        works = self.work_NK[self.work_NK > 0]
-        self.at_once_s = RETURNED_AT_ONCE * float(np.median(works)) if len(works) else 0.0
-
-    def _entered_NK(self) -> np.ndarray:
-        """When the host had entered each event's op: its begin, and on a device its launch where that was before.
-
-        What lies between a launch in time and the begin on the device is no host time.
-        """
-        spans, events = self.program.trace.spans, self.program.events
-        on_device = (spans["flags"] & np.uint16(Flag.DEVICE)) != 0
-        if not on_device.any():
-            return self.begin_NK
-        span_MK = events["span"][self.index_MK]
-        launched = on_device[span_MK] & (events["what"][self.index_MK] != POST)
-        launch_MK = np.where(launched, (spans["launch_ns"][span_MK] - self.zero_K) / 1e9, np.inf)
-        entered_NK = self.begin_NK.copy()
-        entered_NK[self.at_M] = np.minimum(entered_NK[self.at_M], launch_MK)
-        return entered_NK
-
-    def _next_begin_RK(self) -> np.ndarray:
-        """When each rank's next step begins; the end of this one where the record stops (-inf here)."""
-        events = self.program.events
-        following = np.full((len(self.ranks_R), len(self.steps_K)), -np.inf)
-        for k, step in enumerate(self.steps_K):
-            block = slice(*np.searchsorted(events["step"], [step + 1, step + 2]))
-            ranks, first = np.unique(events["rank"][block], return_index=True)
-            known = np.isin(ranks, self.ranks_R)
-            begin = (events["begin_ns"][block][first[known]] - self.zero_K[k]) / 1e9
-            following[np.searchsorted(self.ranks_R, ranks[known]), k] = begin
-        return following
 
     def graph(self) -> Graph:
         """Joins, edges and levels."""
@@ -249,8 +192,8 @@ class _Builder:
             microbatch_N=self.fields["microbatch"],
             span_NK=self._span_NK(),
             host_NK=self.host_NK,
-            work_NK=self.work_NK,
-            start_RK=self.begin_NK[self.what_N == START],
+            work_NK=self.times.work_NK,
+            start_RK=self.times.begin_NK[self.what_N == START],
             join_N=self.join_N,
             joins_J=self.joins_J,
             src_E=edges.src,
@@ -263,10 +206,11 @@ class _Builder:
             level_starts=level_starts,
             links=tuple(self.links),
             excess_EK=excess(edges) if edges.inferred.any() else None,
+            host_parts=self.times.host_parts,
         )
 
     def _span_NK(self) -> np.ndarray:
-        span_NK = np.full(self.begin_NK.shape, MISSING, np.int64)
+        span_NK = np.full(self.times.begin_NK.shape, MISSING, np.int64)
         span_NK[self.at_M] = self.program.events["span"][self.index_MK]
         return span_NK
 
@@ -300,7 +244,7 @@ class _Builder:
             return []
         at, own, partner = self.at_M[waits], self.at_M[self.own_post[waits]], self.at_M[self.partner_post[waits]]
         link = self._message_links(at, partner, kind)
-        ready_NK = np.maximum(self.done_NK[own], self.done_NK[partner])
+        ready_NK = np.maximum(self.times.done_NK[own], self.times.done_NK[partner])
         transfer_NK = self._transfer(at, ready_NK, link, optional=kind == Kind.SEND)
         return [
             self._edges_from(post, at, link=link, transfer=transfer_NK, optional=kind == Kind.SEND)
@@ -315,11 +259,11 @@ class _Builder:
     def _charge_unmatched(self, waits: np.ndarray) -> None:
         """A wait whose other end is unknown: a short one is the call's cost, a long one stays unexplained."""
         at = self.at_M[waits]
-        self._charge_calls(at, self.end_NK[at] - self.begin_NK[at] > self.at_once_s)
+        self._charge_calls(at, self.times.end_NK[at] - self.times.begin_NK[at] > self.times.at_once_s)
 
     def _charge_calls(self, at: np.ndarray, blocked_NK: np.ndarray) -> None:
         """Waits that returned at once cost host time only."""
-        call = np.maximum(self.end_NK[at] - np.maximum(self.begin_NK[at], self.before_NK[at]), 0.0)
+        call = np.maximum(self.times.end_NK[at] - np.maximum(self.times.begin_NK[at], self.times.before_NK[at]), 0.0)
         self.host_NK[at] += np.where(blocked_NK, 0.0, call)
 
     def _transfer(self, at: np.ndarray, ready_NK: np.ndarray, link: np.ndarray, *, optional: bool) -> np.ndarray:
@@ -328,8 +272,8 @@ class _Builder:
         Measured where the wait blocked: end - max(post of send, post of receive). Where the message was there before
         the wait, it took at most the time since both ends were there: the link's usual time, within that bound.
         """
-        begin, end = self.begin_NK[at], self.end_NK[at]
-        blocked = (begin < ready_NK) | (end - begin > self.at_once_s)
+        begin, end = self.times.begin_NK[at], self.times.end_NK[at]
+        blocked = (begin < ready_NK) | (end - begin > self.times.at_once_s)
         self._charge_calls(at, blocked)
         measured = end - ready_NK
         bound = np.maximum(begin - ready_NK, 0.0)
@@ -381,7 +325,7 @@ class _Builder:
         count = int(number.max()) + 1
         self.joins_J = np.append(self.joins_J, np.full(count, MISSING))
         ready_CK = np.full((count, len(self.steps_K)), -np.inf)
-        np.maximum.at(ready_CK, number, self.done_NK[at_post])
+        np.maximum.at(ready_CK, number, self.times.done_NK[at_post])
         link = self._group_links(waits)
         transfer = self._transfer(at_wait, ready_CK[number_of_wait], link, optional=False)
         src = self.join_N[at_post]

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ppdiag.analyzers.graph import END, START
-from ppdiag.analyzers.program import COMPUTE
+from ppdiag.analyzers.program import COMPUTE, END, START
 from ppdiag.analyzers.replay import event_times, replay
 from ppdiag.analyzers.why import CHOICES, eight_worlds, shapley
 from ppdiag.diagnosis import Cause, Place

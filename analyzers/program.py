@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ppdiag.trace import Trace
 
 COMPUTE, POST, WAIT = 0, 1, 2
+START, END = 3, 4
+"""``what`` of the events that stand in a graph for a rank's first and last moment of a step."""
 
 EVENT_DTYPE = np.dtype(
     [

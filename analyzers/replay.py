@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppdiag.analyzers.graph import START, Graph
+from ppdiag.analyzers.program import START
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ppdiag.analyzers.graph import Graph
 
 BLOCK_BYTES = 192 << 20
 """Bound on the times of edges and joins held at once: more steps are replayed block by block."""

@@ -27,9 +27,8 @@ import numpy as np
 
 from ppdiag.analyzers.critical_path import bindings, critical_path, waits
 from ppdiag.analyzers.edges import CHAIN
-from ppdiag.analyzers.graph import START
 from ppdiag.analyzers.messages import MISSING
-from ppdiag.analyzers.program import COMPUTE
+from ppdiag.analyzers.program import COMPUTE, START
 from ppdiag.analyzers.replay import World, replay
 from ppdiag.analyzers.why import equal_work
 from ppdiag.diagnosis import Origin, RootCause

@@ -73,7 +73,7 @@ def _stays(program: Program, own: np.ndarray) -> Stays:
     """Where the rank stood whose events these are (indices, in order of their begin)."""
     mine = program.events[own]
     compute = mine[mine["what"] == COMPUTE]
-    busy = _union(np.stack([compute["begin_ns"], compute["end_ns"]], axis=1))
+    busy = union(np.stack([compute["begin_ns"], compute["end_ns"]], axis=1))
     waits = own[mine["what"] == WAIT]
     groups = _Groups(program, waits, _group_of_each_wait(mine))
     waiting, taken = {}, busy
@@ -82,7 +82,7 @@ def _stays(program: Program, own: np.ndarray) -> Stays:
     places[Place.UNEXPLAINED] = _by_begin(launched)
     for place, stay in places.items():
         waiting[place] = _without(stay, taken)
-        taken = _union(_by_begin(np.concatenate([taken, waiting[place]])))
+        taken = union(_by_begin(np.concatenate([taken, waiting[place]])))
     return Stays(busy, waiting)
 
 
@@ -142,7 +142,7 @@ class _Groups:
         }
 
 
-def _union(intervals: np.ndarray) -> np.ndarray:
+def union(intervals: np.ndarray) -> np.ndarray:
     """The union of intervals (n x 2, sorted by begin) as intervals that do not touch."""
     if not len(intervals):
         return intervals
@@ -159,13 +159,13 @@ def _by_begin(intervals: np.ndarray) -> np.ndarray:
 
 def _without(intervals: np.ndarray, busy: np.ndarray) -> np.ndarray:
     """The parts of the intervals (sorted by begin) that lie outside ``busy``: another thread may be further."""
-    intervals = _union(intervals)
+    intervals = union(intervals)
     if not len(intervals) or not len(busy):
         return intervals
     edges = np.unique(np.concatenate([intervals.ravel(), busy.ravel()]))
     pieces = np.stack([edges[:-1], edges[1:]], axis=1)
     inside = _contains(intervals, pieces[:, 0]) & ~_contains(busy, pieces[:, 0])
-    return _union(pieces[inside])
+    return union(pieces[inside])
 
 
 def _contains(intervals: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -173,15 +173,17 @@ def _contains(intervals: np.ndarray, points: np.ndarray) -> np.ndarray:
     return (at >= 0) & (points < intervals[np.maximum(at, 0), 1])
 
 
+def covered_until(intervals: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """What of the time before each point the intervals (n x 2, disjoint, sorted) cover."""
+    if not len(intervals):
+        return np.zeros(points.shape, np.int64)
+    before = np.append(0, np.cumsum(intervals[:, 1] - intervals[:, 0]))
+    at = np.searchsorted(intervals[:, 0], points, "right") - 1
+    inside = np.where(at >= 0, np.minimum(points, intervals[at, 1]) - intervals[at, 0], 0)
+    covered: np.ndarray = before[np.maximum(at, 0)] + inside
+    return covered
+
+
 def _covered(intervals: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """Seconds of each window ``bounds[0]..bounds[1]`` that the intervals (disjoint, sorted) cover."""
-    if not len(intervals):
-        return np.zeros(bounds.shape[1])
-    before = np.append(0, np.cumsum(intervals[:, 1] - intervals[:, 0]))
-
-    def until(point: np.ndarray) -> np.ndarray:
-        at = np.searchsorted(intervals[:, 0], point, "right") - 1
-        inside = np.where(at >= 0, np.minimum(point, intervals[at, 1]) - intervals[at, 0], 0)
-        return before[np.maximum(at, 0)] + inside
-
-    return (until(bounds[1]) - until(bounds[0])) / 1e9
+    return (covered_until(intervals, bounds[1]) - covered_until(intervals, bounds[0])) / 1e9

@@ -6,14 +6,14 @@ Shape letters: N events, J joins, E edges, K steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ppdiag.analyzers.edges import Edges, levels
-from ppdiag.analyzers.graph import END, START, Graph, Link
+from ppdiag.analyzers.graph import Graph, Link
 from ppdiag.analyzers.messages import MISSING
-from ppdiag.analyzers.program import WAIT
+from ppdiag.analyzers.program import END, START, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -123,10 +123,11 @@ def assemble(
         level_starts=level_starts,
         links=tuple(links),
         excess_EK=None,
+        host_parts={},
     )
 
 
-def _event_columns(events: Sequence[Event], steps: int) -> dict[str, np.ndarray]:
+def _event_columns(events: Sequence[Event], steps: int) -> dict[str, Any]:
     rank, _, kind, stage, microbatch = np.array([event[:5] for event in events]).T
     work_NK, host_NK = np.zeros((len(events), steps)), np.zeros((len(events), steps))
     for i, event in enumerate(events):

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ppdiag.analyzers.edges import CHAIN
-from ppdiag.analyzers.graph import END, START, Graph
 from ppdiag.analyzers.messages import MISSING
-from ppdiag.analyzers.program import COMPUTE, POST, WAIT
+from ppdiag.analyzers.program import COMPUTE, END, POST, START, WAIT
 from ppdiag.analyzers.what_if.assemble import Event, Meeting, Script, assemble
 from ppdiag.analyzers.what_if.layers import layer_times
 from ppdiag.analyzers.what_if.op_times import OpKey, op_times, source_microbatch, stage_mix
@@ -26,6 +25,7 @@ from ppdiag.model import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ppdiag.analyzers.graph import Graph
     from ppdiag.analyzers.schedules import Op
     from ppdiag.analyzers.what_if.run import Run
 
@@ -43,6 +43,7 @@ class Plan(NamedTuple):
         messaging: how ranks pass messages, of ``run.FUSED``, ``run.PLAIN``, ``run.AHEAD``.
         overlap: no rank waits until a send is taken, and a message travels as soon as it is there.
         size: how many times as large as measured each microbatch is.
+        pairs: a forward and a whole backward of another stage after it run as one op, and send when both are done.
     """
 
     orders: Sequence[Sequence[Op]]
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
     messaging: str
     overlap: bool = False
     size: float = 1.0
+    pairs: bool = False
 
 
 def lay_out(run: Run, graph: Graph, plan: Plan, replicas: Sequence[int] | None = None) -> Graph:
@@ -112,11 +114,12 @@ class _Times:
     def work(self, replica: int, op: Op) -> np.ndarray:
         """Work of an op (K): that of the layers which its stage takes from the measured stages."""
         split = (op.stage, op.microbatch % self.microbatches) in self.split
+        part = self.measured.share_of(op.kind, op.stage) if split and op.kind is not Kind.FORWARD else 1.0
         total = self.measured.nothing
         for stage, share in self.mix[op.stage]:
             rank = self.measured.holder[replica, stage]
-            total = total + share * self.measured.work(rank, stage, self._source(op), op.kind, split=split)
-        return total * self.plan.size
+            total = total + share * self.measured.work(rank, stage, self._source(op), op.kind)
+        return total * part * self.plan.size
 
     def _source(self, op: Op) -> int:
         """The measured microbatch that the op's takes after."""
@@ -171,21 +174,34 @@ class _Ops:
         ops = [op._replace(microbatch=op.microbatch + call * count) for call in calls for op in order]
         self.rank, self.replica = rank, replica
         self.posted = set()
-        sending: Op | None = None  # a send that is still to be waited for
+        done: list[Op] = []  # of which nothing is sent yet
+        sending: list[Op] = []  # of which the sends are still to be waited for
         for op, following in pairwise([*ops, None]):
             assert op is not None
             self._compute(op, following)
-            if sending is not None:
-                self._wait_for_send(sending)
-                sending = None
-            if self._post_send(op) and self.plan.messaging == FUSED and not self.plan.overlap:
-                sending = op
-                if following is not None and following.kind is not op.kind:
-                    self._post_receive(following)
-                    self._wait_for_send(op)
-                    sending = None
-        if sending is not None:
-            self._wait_for_send(sending)
+            self._wait_for_sends(sending)
+            done.append(op)
+            if not self._is_pair(op, following):
+                sending += self._send(done, following)
+        self._wait_for_sends(sending)
+
+    def _send(self, done: list[Op], following: Op | None) -> list[Op]:
+        """Posts the sends of the ops; returns those that are to be waited for after the following op."""
+        sent = [op for op in done if self._post_send(op)]
+        kinds = {op.kind for op in done}
+        done.clear()
+        if self.plan.messaging != FUSED or self.plan.overlap:
+            return []
+        if sent and following is not None and following.kind not in kinds:
+            self._post_receive(following)
+            self._wait_for_sends(sent)
+        return sent
+
+    def _is_pair(self, op: Op, following: Op | None) -> bool:
+        if not self.plan.pairs or following is None or (op.kind, following.kind) != (Kind.FORWARD, Kind.BACKWARD):
+            return False
+        whole = (following.stage, following.microbatch % self.times.microbatches) not in self.times.split
+        return whole and following.stage != op.stage
 
     def _event(self, what: int, kind: Kind, op: Op, **times: np.ndarray) -> int:
         return self.script.add(Event(self.rank, what, int(kind), op.stage, op.microbatch, **times))
@@ -220,8 +236,10 @@ class _Ops:
         self.script.ends(name).send_post = self._event(POST, Kind.SEND, op, host=leave)
         return True
 
-    def _wait_for_send(self, op: Op) -> None:
-        self.script.ends(self._output(op)).send_wait = self._event(WAIT, Kind.SEND, op)
+    def _wait_for_sends(self, sent: list[Op]) -> None:
+        for op in sent:
+            self.script.ends(self._output(op)).send_wait = self._event(WAIT, Kind.SEND, op)
+        sent.clear()
 
     def _input(self, op: Op) -> tuple[int, Op] | None:
         """Name of the message that an op needs: the replica, and the op of another rank that makes it."""

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ppdiag.analyzers import program as rank_program
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
-from ppdiag.analyzers.graph import START, Graph, build_graphs
-from ppdiag.analyzers.program import COMPUTE
+from ppdiag.analyzers.graph import Graph, build_graphs
+from ppdiag.analyzers.program import COMPUTE, START
 from ppdiag.analyzers.replay import Walk, World, replay
 from ppdiag.analyzers.shape import label
 from ppdiag.analyzers.steps import find_steps
