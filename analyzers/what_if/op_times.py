@@ -13,7 +13,7 @@ import numpy as np
 
 from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import POST
-from ppdiag.analyzers.what_if.run import collective_time, is_op, op_event
+from ppdiag.analyzers.what_if.run import TORCH, collective_time, is_op, op_event
 from ppdiag.model import Kind
 
 if TYPE_CHECKING:
@@ -55,12 +55,15 @@ class OpTimes:
         holder: rank index that holds (replica, stage).
         first: first op of each rank index: what came before it is the step's, not the op's.
         per_call: M, of one call of the schedule.
+        first_stage_whole: where the backward is split, W of the first stage takes all of it, as its input needs no
+            gradient (torch).
     """
 
     times: dict[OpKey, Times]
     holder: dict[tuple[int, int], int]
     first: dict[int, OpKey]
     per_call: int
+    first_stage_whole: bool = False
 
     @cached_property
     def steps(self) -> int:
@@ -79,8 +82,11 @@ class OpTimes:
 
     @cached_property
     def weight_share(self) -> float | None:
-        """The weight gradient's part of the backwards that were split; None where none was."""
-        weight = [key for key in self.times if key.kind == Kind.WEIGHT]
+        """The weight gradient's part of the backwards that were split; None where none was.
+
+        The first stage is left out: its input needs no gradient.
+        """
+        weight = [key for key in self.times if key.kind == Kind.WEIGHT and key.stage > 0]
         weight_s = sum(float(self.times[key].work.sum()) for key in weight)
         inputs = (key._replace(kind=int(Kind.BACKWARD)) for key in weight)
         input_s = sum(float(self.times[key].work.sum()) for key in inputs if key in self.times)
@@ -95,16 +101,19 @@ class OpTimes:
                 rows.setdefault((key.rank, key.kind), []).append(times.around)
         return {name: np.median(np.stack(values), axis=0) for name, values in rows.items()}
 
-    def work(self, rank: int, stage: int, microbatch: int, kind: Kind, *, split: bool) -> np.ndarray:
-        """Work of one op (K); a backward counts its weight gradient unless ``split``."""
+    def share_of(self, kind: Kind, stage: int) -> float:
+        """The part of a backward that an op of this kind takes where a stage of the new order splits it."""
+        weight = ASSUMED_WEIGHT_SHARE if self.weight_share is None else self.weight_share
+        if stage == 0 and self.first_stage_whole:
+            weight = 1.0
+        return weight if kind is Kind.WEIGHT else 1.0 - weight
+
+    def work(self, rank: int, stage: int, microbatch: int, kind: Kind) -> np.ndarray:
+        """Work of one op (K); that of a backward, or of a weight gradient, is the whole backward's."""
         key = OpKey(rank, int(kind), stage, microbatch)
         if kind is Kind.FORWARD:
             return self._work(key)
-        whole = self._work(key._replace(kind=int(Kind.BACKWARD))) + self._work(key._replace(kind=int(Kind.WEIGHT)))
-        if not split:
-            return whole
-        share = ASSUMED_WEIGHT_SHARE if self.weight_share is None else self.weight_share
-        return whole * (share if kind is Kind.WEIGHT else 1.0 - share)
+        return self._work(key._replace(kind=int(Kind.BACKWARD))) + self._work(key._replace(kind=int(Kind.WEIGHT)))
 
     def _work(self, key: OpKey) -> np.ndarray:
         return self.times[key].work if key in self.times else self.nothing
@@ -130,7 +139,7 @@ def op_times(run: Run, graph: Graph) -> OpTimes:
     keys = [OpKey(*row) for row in rows.tolist()]
     times = {key: Times(*(column[i] for column in columns)) for i, key in enumerate(keys)}
     first = {int(graph.rank_N[i]): OpKey(*label[i].tolist()) for i in np.flatnonzero(own)[::-1].tolist()}
-    return OpTimes(times, _holders(run), first, run.shape.microbatches)
+    return OpTimes(times, _holders(run), first, run.shape.microbatches, run.job.framework == TORCH)
 
 
 def _labels(graph: Graph) -> np.ndarray:

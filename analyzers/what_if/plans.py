@@ -10,7 +10,7 @@ from ppdiag.analyzers import schedules
 from ppdiag.analyzers.planning import orders
 from ppdiag.analyzers.schedules import SPLIT_SUFFIX, Op
 from ppdiag.analyzers.what_if.layout import Plan
-from ppdiag.analyzers.what_if.run import AHEAD, FUSED, PLAIN, is_op, messaging
+from ppdiag.analyzers.what_if.run import AHEAD, FUSED, PLAIN, TORCH, is_op, messaging
 from ppdiag.errors import BadShape
 from ppdiag.model import Kind
 
@@ -22,9 +22,10 @@ LEAST_MATCH = 0.95
 """A measured order that is less like a known schedule than this is a schedule of its own."""
 MOST_OPS = 1_000_000
 """Ops of a pipeline beyond which a plan would take minutes and gigabytes."""
-TORCH = "torch.distributed.pipelining"
 TORCH_MESSAGING = {"1f1b": FUSED, "gpipe": PLAIN}
 """How torch's schedules pass messages; those with several stages a rank post their receives ahead."""
+PAIRED = "DualPipeV"
+"""The schedule in which a forward and a backward overlap."""
 ALIASES = {"zbv": "zb-v", "dualpipev": "dualpipe-v", "zbh1": "zb-h1", "zbh2": "zb-h2", "loopedbfs": "looped-bfs"}
 
 
@@ -57,7 +58,7 @@ def measured_plan(run: Run) -> Plan:
         )
         ops = (Op(Kind(kind), stage, microbatch) for kind, stage, microbatch in rows)
         found.append([op for op in dict.fromkeys(ops) if op.microbatch < shape.microbatches])
-    return Plan(found, stage_rank, messaging(graph))
+    return Plan(found, stage_rank, messaging(graph), pairs=run.job.schedule_name == PAIRED)
 
 
 def plan_of(run: Run, change: Change) -> Plan:
@@ -106,7 +107,8 @@ def _other_schedule(run: Run, name: str, chunks: int | None, microbatches: int) 
     except ValueError as error:
         raise BadShape(str(error)) from error
     ways = TORCH_MESSAGING.get(name, AHEAD) if run.job.framework == TORCH else messaging(run.graph)
-    return Plan(found, orders.stage_ranks(name, ranks, stages_a_rank), ways)
+    pairs = known.known_as == PAIRED
+    return Plan(found, orders.stage_ranks(name, ranks, stages_a_rank), ways, pairs=pairs)
 
 
 def _check_size(ranks: int, chunks: int, microbatches: int) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ppdiag.diagnosis import Job
     from ppdiag.trace import Trace
 
+TORCH = "torch.distributed.pipelining"
+"""The framework's name."""
 FUSED, PLAIN, AHEAD = "fused", "plain", "ahead"
 """How a rank passes messages: it waits for each send, together with the next receive (1F1B of torch and Megatron); it
 waits for no send, and posts each receive when it needs it; or it posts its receives one op ahead too."""

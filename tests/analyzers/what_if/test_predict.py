@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import analyse
 from ppdiag.analyzers.planning import orders, simulate
+from ppdiag.analyzers.program import COMPUTE, POST
 from ppdiag.analyzers.what_if import Change, LinkFactor, Place, Run, layout, plans, predict, run_of
 from ppdiag.errors import BadShape
 from ppdiag.model import Kind
@@ -70,7 +71,7 @@ def test_smaller_microbatches_of_the_same_batch_shrink_the_bubble() -> None:
 
 @pytest.mark.parametrize(
     ("name", "chunks"),
-    [("gpipe", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-v", 2), ("dualpipe-v", 2)],
+    [("gpipe", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-v", 2)],
 )
 def test_another_schedule_takes_what_the_job_with_that_schedule_takes(name: str, chunks: int) -> None:
     found = predict(run_of_pipeline(pipeline_of()), Change(schedule=name, chunks=chunks))
@@ -95,6 +96,16 @@ def test_head_and_loss_stay_on_the_last_stage() -> None:
         return (6 if op.kind is Kind.FORWARD else 12) * MS * (3 if op.stage == 7 else 1)
 
     assert found.step_s * 1e3 == pytest.approx(step_ms(pipeline_of("interleaved", chunks=2, duration=heavy)), rel=0.005)
+
+
+def test_of_a_forward_and_a_backward_that_overlap_nothing_is_sent_before_both_are_done() -> None:
+    run = run_of_pipeline(pipeline_of())
+    graph = layout.lay_out(run, run.graph, plans.plan_of(run, Change(schedule="dualpipe-v")))
+    here = np.flatnonzero((graph.rank_N == 0) & np.isin(graph.what_N, (COMPUTE, POST)) & (graph.kind_N != Kind.RECV))
+    ops = [(Kind(graph.kind_N[e]), int(graph.stage_N[e]), int(graph.microbatch_N[e])) for e in here.tolist()]
+    at = ops.index((Kind.FORWARD, 0, 7))
+    # rank 0's main phase begins with F7 of stage 0 and B0 of stage 7, whose outputs both go to rank 1
+    assert ops[at : at + 4] == [(Kind.FORWARD, 0, 7), (Kind.BACKWARD, 7, 3), (Kind.SEND, 0, 7), (Kind.SEND, 7, 3)]
 
 
 def test_a_split_backward_is_put_together_again() -> None:
