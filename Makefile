@@ -1,4 +1,4 @@
-# The words of this file: setup demo test lint bench gpu-check fault-runs faults predictions planned docs clean. Each says
+# The words of this file: setup demo test lint bench fuzz gpu-check fault-runs faults predictions planned docs clean. Each says
 # what it does while it does it.
 PYTHON ?= python3
 # What to install where the active environment has no torch >= 2.8. On a machine without a GPU the CPU build is smaller:
@@ -8,13 +8,15 @@ TORCH ?= torch==2.13.0
 TESTS ?= tests
 MARKS ?= not slow and not frameworks
 ARGS ?=
+# How many recordings `make fuzz` tries.
+COUNT ?= 100000
 
 VENV := .venv
 BIN := $(VENV)/bin
 SAY := @printf '\n==> %s\n'
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test lint bench gpu-check fault-runs faults predictions planned docs clean
+.PHONY: help setup demo test lint bench fuzz gpu-check fault-runs faults predictions planned docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -56,6 +58,11 @@ bench: setup
 gpu-check:
 	$(SAY) "Checking the recorder on one GPU, with the torch of $(PYTHON)"
 	@$(PYTHON) benchmarks/gpu_check.py $(ARGS)
+
+# COUNT bad recordings of all sources together (make fuzz COUNT=1000000: half an hour on two idle cores).
+fuzz: setup
+	$(SAY) "Feeding $(COUNT) bad recordings to every source"
+	@$(BIN)/python -m tests.fuzz.run --count $(COUNT) $(ARGS)
 
 # All faults, each with FAULT_SEEDS seeds (3, some 230 jobs); 15 minutes on two cores.
 fault-runs: setup

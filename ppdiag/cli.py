@@ -80,7 +80,9 @@ class CommandGroup(click.Group):
         except Exception as error:  # noqa: BLE001  (a fault of ours, in one line; -v shows where)
             if ctx.params.get("verbose"):
                 traceback.print_exception(error)
-            line = f"unexpected {type(error).__name__}: {error} {see(PpdiagError.slug)}; -v shows where"
+            line = (
+                f"unexpected {type(error).__name__}: {_printable(str(error))} {see(PpdiagError.slug)}; -v shows where"
+            )
             click.echo(f"ppdiag: {line}", err=True)
             sys.exit(PpdiagError.exit_code)
 
@@ -100,8 +102,17 @@ def open_closed_streams() -> None:
 
 
 def _fail(error: PpdiagError) -> NoReturn:
-    click.echo(f"ppdiag: {error} {see(error.slug)}", err=True)
+    click.echo(f"ppdiag: {_printable(str(error))} {see(error.slug)}", err=True)
     sys.exit(error.exit_code)
+
+
+def _printable(text: str) -> str:
+    r"""A text that may quote a hostile file, on one line and without what a terminal would obey.
+
+    >>> _printable("a\x1b[2Jb\n")
+    'a\\x1b[2Jb\\n'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _reader_is_gone() -> NoReturn:

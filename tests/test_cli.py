@@ -57,7 +57,7 @@ def test_a_file_made_while_a_stream_is_closed_does_not_take_its_place(shell, tmp
 
 
 def test_an_error_of_the_users_shows_no_traceback_even_on_request(monkeypatch):
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise NoPipelineFound("run: no pipeline stage was recorded")
 
     monkeypatch.setattr("ppdiag.outputs._diagnose", fail)
@@ -68,7 +68,7 @@ def test_an_error_of_the_users_shows_no_traceback_even_on_request(monkeypatch):
 
 
 def test_a_file_that_the_system_refuses_is_one_line_and_4(monkeypatch):
-    def refuse(_: object) -> None:
+    def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "run/rank00000-0.spans")
 
     monkeypatch.setattr("ppdiag.outputs._diagnose", refuse)

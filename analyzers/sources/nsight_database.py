@@ -80,8 +80,12 @@ class Database:
         dtype = np.dtype([(column, np.int64) for column in columns])
         if not self.has(table):
             return np.empty(0, dtype)
-        rows = self._select(table, [self._number(table, column) for column in columns], where)
-        return np.fromiter(rows, dtype)
+        numbers = [self._number(table, column) for column in columns]
+        try:
+            return np.fromiter(self._select(table, numbers, where), dtype)
+        except TypeError:  # in a damaged row there is a NULL where SQLite believes that none can be
+            rows = self._select(table, numbers, where)
+            return np.fromiter((tuple(MISSING if n is None else n for n in row) for row in rows), dtype)
 
     def rows(self, table: str, columns: Sequence[str], where: str = "") -> Iterator[tuple[object, ...]]:
         """Rows of a table as they are, long texts and blobs cut; None where a column does not exist.
@@ -133,7 +137,7 @@ class Database:
                     return
                 done += 1
                 yield row
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             if not done:
                 raise self._bad(f"its table {table} cannot be read ({error})") from error
             self.cut.append(table)
@@ -151,12 +155,12 @@ class Database:
                 for name, sql in tables
                 if isinstance(name, str) and name.isidentifier() and str(sql).upper().startswith("CREATE TABLE")
             }
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the message may quote bytes of the file
             raise self._bad(f"it cannot be read as a SQLite database ({error})") from error
 
     def _bad(self, what: str) -> BadRecord:
         return BadRecord(
-            f"{self.path}: expected an export of Nsight Systems, but {what}; "
+            f"{self.path}: expected an export of Nsight Systems, but {' '.join(what.split())}; "
             "export it again: nsys export --type sqlite REPORT.nsys-rep"
         )
 
