@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ppdiag.analyzers.stuck import find_hang
+from ppdiag.diagnosis import STUCK
 from ppdiag.errors import NoPipelineFound
 from ppdiag.model import COMPUTE_KINDS, PIPELINE_KINDS, WAIT_KINDS, Flag, Kind
 from ppdiag.trace import rank_slices
@@ -238,6 +240,8 @@ def _without_warm_up(kept: np.ndarray, duration_ns: np.ndarray, interrupted: np.
 def _incomplete_message(trace: Trace, first: np.ndarray, ranks: np.ndarray) -> str:
     steps = ", ".join(f"rank {rank}: {int((first[:, i] < _NEVER).sum())}" for i, rank in enumerate(ranks[:8]))
     stopped = [f"rank {r} was in {facts.inside}" for r, facts in sorted(trace.ranks.items()) if facts.inside][:8]
+    hang = find_hang(trace.ranks, step_s=0.0)
+    stuck = [f"the job stands still. {hang.action} (ppdiag explain {STUCK})"] if hang is not None else []
     return "; ".join(
-        [f"{trace.job.source}: no step was begun by all ranks (steps seen by {steps})", *stopped],
+        [f"{trace.job.source}: no step was begun by all ranks (steps seen by {steps})", *stopped, *stuck],
     )

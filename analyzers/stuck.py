@@ -32,6 +32,13 @@ class Hang:
     end: int | None
     cycle: tuple[int, ...]
 
+    @property
+    def action(self) -> str:
+        """Where to look first."""
+        if self.end is None:
+            return f"Break the cycle of waits: rank {' waits for rank '.join(map(str, (*self.cycle, self.cycle[0])))}"
+        return f"Look at rank {self.end}: the others wait for it"
+
 
 def find_hang(ranks: Mapping[int, RankFacts], step_s: float) -> Hang | None:
     """The hang of a job; None where no rank waits for a message for long, or one failed by itself.

@@ -83,7 +83,8 @@ class NothingRecorded(PpdiagError):
 class NoPipelineFound(PpdiagError):
     """Ranks reported, but there are no pipeline stages in the record, or not one complete step.
 
-    What to do: let the job run for at least three steps; the first ones are left out as warm-up. A job that is
+    What to do: let the job run for at least three steps; the first ones are left out as warm-up. Where it stands still
+    in its first step, the message says who waits for whom; see `ppdiag explain stuck-in-recv`. A job that is
     data-parallel only has no pipeline to explain.
     """
 

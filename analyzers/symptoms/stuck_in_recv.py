@@ -20,7 +20,6 @@ from ppdiag.analyzers.symptoms import in_words_of
 from ppdiag.diagnosis import STUCK, Advice, Symptom
 
 if TYPE_CHECKING:
-    from ppdiag.analyzers.stuck import Hang
     from ppdiag.analyzers.symptoms import Evidence
 
 SHOWN = 8
@@ -41,16 +40,10 @@ def find(evidence: Evidence) -> Symptom | None:
     if hang.end is not None and hang.end in ranks:
         numbers.append(f"rank {hang.end} was in {ranks[hang.end].inside or 'no recorded op'}")
     advice = Advice(
-        action=_action(hang),
+        action=hang.action,
         how=evidence.says(HOW),
         gain_fraction=None,
         source="the chain of waits in the ranks' last state",
         measure_after=MEASURE_AFTER,
     )
     return Symptom(STUCK, "Stuck in a wait for a message", "critical", tuple(numbers), (advice,))
-
-
-def _action(hang: Hang) -> str:
-    if hang.end is None:
-        return f"Break the cycle of waits: rank {' waits for rank '.join(map(str, (*hang.cycle, hang.cycle[0])))}"
-    return f"Look at rank {hang.end}: the others wait for it"

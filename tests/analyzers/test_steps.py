@@ -11,7 +11,7 @@ from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.steps import find_steps
 from ppdiag.errors import NoPipelineFound
 from ppdiag.model import Flag, Kind
-from ppdiag.trace import Trace, make_spans
+from ppdiag.trace import Trace, Waiting, make_spans
 from tests.analyzers.factory import MS, spans_of, trace_of
 from tests.analyzers.test_hand_calculations import on_rank, pipeline
 
@@ -69,15 +69,29 @@ def test_initialisation_alone_is_no_pipeline() -> None:
         diagnose(replace(trace, spans=spans))
 
 
-def test_ranks_that_never_share_a_step_are_told_what_each_did() -> None:
+def never_together() -> Trace:
+    """Two ranks, each with a forward of a step of its own."""
     rows = [
         {"kind": Kind.FORWARD, "rank": rank, "step": rank, "stage": rank, "start_ns": 0, "end_ns": MS}
         for rank in (0, 1)
     ]
     rows.append({"kind": Kind.OPTIMIZER, "rank": 0, "step": 0, "start_ns": MS, "end_ns": MS})
-    trace = trace_of(spans_of(rows))
+    return trace_of(spans_of(rows))
+
+
+def test_ranks_that_never_share_a_step_are_told_what_each_did() -> None:
+    trace = never_together()
     ranks = {1: replace(trace.ranks[1], inside="the wait for a receive from rank 0")}
-    with pytest.raises(NoPipelineFound, match="rank 1 was in the wait for a receive from rank 0"):
+    with pytest.raises(NoPipelineFound, match=r"rank 1 was in the wait for a receive from rank 0\Z"):
+        diagnose(replace(trace, ranks=ranks))
+
+
+def test_ranks_that_stand_still_in_their_first_step_are_told_who_waits_for_whom() -> None:
+    trace = never_together()
+    waiting = Waiting(is_send=False, peer=0, seq=0, tag=0, size_bytes=8, step=0)
+    inside = "the wait for a receive from rank 0"
+    ranks = {**trace.ranks, 1: replace(trace.ranks[1], status="killed", inside=inside, inside_s=9.0, waiting=waiting)}
+    with pytest.raises(NoPipelineFound, match=r"the job stands still\. Look at rank 0: the others wait for it"):
         diagnose(replace(trace, ranks=ranks))
 
 
