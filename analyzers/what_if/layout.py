@@ -19,7 +19,7 @@ from ppdiag.analyzers.program import COMPUTE, END, POST, START, WAIT
 from ppdiag.analyzers.what_if.assemble import Event, Meeting, Script, assemble
 from ppdiag.analyzers.what_if.layers import layer_times
 from ppdiag.analyzers.what_if.op_times import OpKey, op_times, source_microbatch, stage_mix
-from ppdiag.analyzers.what_if.run import AHEAD, FUSED, collective_time, is_op, link_time, stage_seconds
+from ppdiag.analyzers.what_if.run import AHEAD, AT_ONCE, FUSED, collective_time, is_op, link_time, stage_seconds
 from ppdiag.model import Kind
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     Attributes:
         orders: the ops of each rank along the pipeline, of one call of the schedule.
         stage_rank: position along the pipeline of each stage's rank.
-        messaging: how ranks pass messages, of ``run.FUSED``, ``run.PLAIN``, ``run.AHEAD``.
+        messaging: how ranks pass messages, of ``run.AT_ONCE``, ``run.FUSED``, ``run.PLAIN``, ``run.AHEAD``.
         overlap: no rank waits until a send is taken, and a message travels as soon as it is there.
         size: how many times as large as measured each microbatch is.
         pairs: a forward and a whole backward of another stage after it run as one op, and send when both are done.
@@ -114,6 +114,10 @@ class _Times:
     def work(self, replica: int, op: Op) -> np.ndarray:
         """Work of an op (K): that of the layers which its stage takes from the measured stages."""
         split = (op.stage, op.microbatch % self.microbatches) in self.split
+        if split and self.same_stages:
+            measured = self.measured.split_work(self.measured.holder[replica, op.stage], op, self._source(op))
+            if measured is not None:
+                return measured * self.plan.size
         part = self.measured.share_of(op.kind, op.stage) if split and op.kind is not Kind.FORWARD else 1.0
         total = self.measured.nothing
         for stage, share in self.mix[op.stage]:
@@ -190,9 +194,9 @@ class _Ops:
         sent = [op for op in done if self._post_send(op)]
         kinds = {op.kind for op in done}
         done.clear()
-        if self.plan.messaging != FUSED or self.plan.overlap:
+        if self.plan.messaging not in (FUSED, AT_ONCE) or self.plan.overlap:
             return []
-        if sent and following is not None and following.kind not in kinds:
+        if sent and following is not None and (self.plan.messaging == AT_ONCE or following.kind not in kinds):
             self._post_receive(following)
             self._wait_for_sends(sent)
         return sent

@@ -18,6 +18,7 @@ from ppdiag.model import Kind
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.graph import Graph
+    from ppdiag.analyzers.schedules import Op
     from ppdiag.analyzers.what_if.run import Run
 
 ASSUMED_WEIGHT_SHARE = 0.5
@@ -107,6 +108,11 @@ class OpTimes:
         if stage == 0 and self.first_stage_whole:
             weight = 1.0
         return weight if kind is Kind.WEIGHT else 1.0 - weight
+
+    def split_work(self, rank: int, op: Op, source: int) -> np.ndarray | None:
+        """Work of a backward of the input, or of a weight gradient, that was measured as such (K); else None."""
+        weight = OpKey(rank, int(Kind.WEIGHT), op.stage, source)
+        return self._work(weight._replace(kind=int(op.kind))) if weight in self.times else None
 
     def work(self, rank: int, stage: int, microbatch: int, kind: Kind) -> np.ndarray:
         """Work of one op (K); that of a backward, or of a weight gradient, is the whole backward's."""

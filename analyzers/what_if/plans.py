@@ -10,7 +10,7 @@ from ppdiag.analyzers import schedules
 from ppdiag.analyzers.planning import orders
 from ppdiag.analyzers.schedules import SPLIT_SUFFIX, Op
 from ppdiag.analyzers.what_if.layout import Plan
-from ppdiag.analyzers.what_if.run import AHEAD, FUSED, PLAIN, TORCH, is_op, messaging
+from ppdiag.analyzers.what_if.run import AHEAD, FUSED, PLAIN, TORCH, is_op, messaging, sends_late
 from ppdiag.errors import BadShape
 from ppdiag.model import Kind
 
@@ -58,7 +58,7 @@ def measured_plan(run: Run) -> Plan:
         )
         ops = (Op(Kind(kind), stage, microbatch) for kind, stage, microbatch in rows)
         found.append([op for op in dict.fromkeys(ops) if op.microbatch < shape.microbatches])
-    return Plan(found, stage_rank, messaging(graph), pairs=run.job.schedule_name == PAIRED)
+    return Plan(found, stage_rank, messaging(graph), pairs=run.job.schedule_name == PAIRED and sends_late(graph))
 
 
 def plan_of(run: Run, change: Change) -> Plan:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 TORCH = "torch.distributed.pipelining"
 """The framework's name."""
-FUSED, PLAIN, AHEAD = "fused", "plain", "ahead"
-"""How a rank passes messages: it waits for each send, together with the next receive (1F1B of torch and Megatron); it
-waits for no send, and posts each receive when it needs it; or it posts its receives one op ahead too."""
+AT_ONCE, FUSED, PLAIN, AHEAD = "at once", "fused", "plain", "ahead"
+"""How a rank passes messages. It waits for each send at once, with the next receive posted (Megatron's 1F1B); the same,
+but between two forwards or two backwards after the second (torch's 1F1B); it waits for no send, and posts each receive
+when it needs it; or it posts its receives one op ahead too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Run:
         return 1 + max(stage for own in self.shape.stages.values() for stage in own)
 
 
+LATE_SHARE = 1 / 8
+"""Of the sends of a run in which forwards and backwards overlap, more than these are posted late."""
 MOST_TIMES = 20_000_000
 """Times (events x steps) of a graph that are worked with: of a larger one the last steps."""
 
@@ -110,20 +113,48 @@ def link_time(graph: Graph) -> dict[tuple[int, int], np.ndarray]:
 
 def messaging(graph: Graph) -> str:
     """How the ranks pass messages, as most of their messages show."""
+    sends, posts, between = _ops_between(graph, Kind.SEND)
+    if len(sends) and _share(graph, between <= 1, Kind.SEND) > 1 / 2:
+        alike = _between_alike(graph, posts)
+        return FUSED if not alike.any() or (between[alike] >= 1).mean() > 1 / 2 else AT_ONCE
+    _, _, between = _ops_between(graph, Kind.RECV)
+    return AHEAD if _share(graph, between >= 1, Kind.RECV) > 1 / 2 else PLAIN
+
+
+def sends_late(graph: Graph) -> bool:
+    """Whether many sends are posted an op later than the op that they belong to."""
+    posts = np.flatnonzero((graph.what_N == POST) & (graph.kind_N == Kind.SEND))
+    ops = np.flatnonzero(is_op(graph))
+    before = ops[np.maximum(np.searchsorted(ops, posts) - 1, 0)]
+    own = (graph.stage_N[before] == graph.stage_N[posts]) & (graph.microbatch_N[before] == graph.microbatch_N[posts])
+    return bool((~own).mean() > LATE_SHARE) if len(posts) else False
+
+
+def _ops_between(graph: Graph, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Events of the waits for messages of a kind and of their posts, and how many events of ops lie between."""
     ops_before = np.cumsum(is_op(graph))
-    post_of = np.full(int(graph.span_NK[:, 0].max(initial=0)) + 1, MISSING, np.int64)
-    posts = np.flatnonzero(graph.what_N == POST)
-    post_of[graph.span_NK[posts, 0]] = posts
-    share = {}
-    for kind in (Kind.SEND, Kind.RECV):
-        waits = np.flatnonzero((graph.what_N == WAIT) & (graph.kind_N == kind))
-        post = post_of[graph.span_NK[waits, 0]]
-        between = ops_before[waits] - ops_before[np.where(post == MISSING, waits, post)]
-        messages = max(1, int(((graph.what_N == POST) & (graph.kind_N == kind)).sum()))
-        share[kind] = int((between <= 1).sum()) / messages, int((between >= 1).sum()) / messages
-    if share[Kind.SEND][0] > 1 / 2 and len(graph.links):
-        return FUSED
-    return AHEAD if share[Kind.RECV][1] > 1 / 2 else PLAIN
+    posted = (graph.what_N == POST) & (graph.kind_N == kind)
+    span = graph.span_NK[:, 0]
+    post_of = np.full(int(span.max(initial=0)) + 1, MISSING, np.int64)
+    post_of[span[posted]] = np.flatnonzero(posted)
+    waits = np.flatnonzero((graph.what_N == WAIT) & (graph.kind_N == kind))
+    waits = waits[post_of[span[waits]] != MISSING]
+    posts = post_of[span[waits]]
+    return waits, posts, ops_before[waits] - ops_before[posts]
+
+
+def _share(graph: Graph, chosen: np.ndarray, kind: Kind) -> float:
+    """Share of the messages of a kind that were posted."""
+    return float(chosen.sum()) / max(1, int(((graph.what_N == POST) & (graph.kind_N == kind)).sum()))
+
+
+def _between_alike(graph: Graph, events: np.ndarray) -> np.ndarray:
+    """Mask of the events that stand between two ops of one kind of their rank."""
+    ops = np.flatnonzero(is_op(graph))
+    place = np.clip(np.searchsorted(ops, events), 1, len(ops) - 1)
+    before, after = ops[place - 1], ops[place]
+    same_rank = (graph.rank_N[before] == graph.rank_N[events]) & (graph.rank_N[after] == graph.rank_N[events])
+    return np.asarray(same_rank & (graph.kind_N[before] == graph.kind_N[after]))
 
 
 def stage_seconds(graph: Graph, stages: int) -> np.ndarray:
