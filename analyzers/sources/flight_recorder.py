@@ -19,7 +19,7 @@ from ppdiag.analyzers.sources.plain_pickle import NotPlain, loads
 from ppdiag.errors import BadRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from ppdiag.analyzers.sources import Progress
@@ -104,6 +104,10 @@ class FlightRecorder:
 
     description = "dumps of PyTorch's Flight Recorder (pickle or JSON, one a rank)"
 
+    def __init__(self, ranks: Sequence[int] = ()) -> None:
+        """``ranks``: those of the dumps that do not say theirs, in the order of the files."""
+        self.ranks = tuple(ranks)
+
     def recognises(self, path: Path) -> bool:
         """Whether the path is a dump, or a directory with one."""
         return any(True for _ in _files([path]))
@@ -117,11 +121,12 @@ class FlightRecorder:
         files = list(_files(paths))
         found: dict[int, Dump] = {}
         warnings: list[str] = []
+        given = iter(self.ranks)
         for done, path in enumerate(files):
             if progress is not None:
                 progress("reading dumps", done, len(files))
             try:
-                dump = _dump(_load(path), path)
+                dump = _dump(_load(path), path, given)
             except BadRecord as error:
                 warnings.append(str(error))
                 continue
@@ -169,8 +174,8 @@ def _load(path: Path) -> dict[str, Any]:
     return value
 
 
-def _dump(value: dict[str, Any], path: Path) -> Dump:
-    rank = _rank(value, path)
+def _dump(value: dict[str, Any], path: Path, given: Iterator[int]) -> Dump:
+    rank = _rank(value, path, given)
     groups = _groups(value.get("pg_config"))
     rows = [row for row in value.get("entries") or () if isinstance(row, dict)]
     entries = [entry for order, row in enumerate(rows) if (entry := _entry(row, order, groups)) is not None]
@@ -179,12 +184,15 @@ def _dump(value: dict[str, Any], path: Path) -> Dump:
     return Dump(rank, tuple(entries), tuple(groups.values()), called, finished)
 
 
-def _rank(value: dict[str, Any], path: Path) -> int:
+def _rank(value: dict[str, Any], path: Path, given: Iterator[int]) -> int:
+    """As the dump says it, else the end of the file's name, else the next one that the user gave."""
     named = _RANK_AT_THE_END.search(path.stem)
     said = _number(value.get("rank"), UNKNOWN)
-    rank = said if said != UNKNOWN else int(named[1]) if named else UNKNOWN
+    rank = said if said != UNKNOWN else int(named[1]) if named else next(given, UNKNOWN)
     if not 0 <= rank < MOST_RANK:
-        raise BadRecord(f"{path}: its rank is not known; name the dump of rank 3 …_3 or …3.json, as torch does")
+        raise BadRecord(
+            f"{path}: its rank is not known; name the dump of rank 3 …_3 as torch does, or say it with --rank"
+        )
     return rank
 
 

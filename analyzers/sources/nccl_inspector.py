@@ -32,9 +32,11 @@ MARKS = (b'"coll_perf"', b'"p2p_perf"', b'"inspector_output_format_version"')
 SUFFIXES = (".log", ".jsonl", ".json", ".log.gz", ".jsonl.gz", ".json.gz")
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_LINE = 1 << 20
-MOST_READ_BYTES = 4 << 30
-MOST_CALLS = 1 << 20
-"""Of one communicator; the first ones are kept."""
+MOST_INFLATION = 300
+"""Such logs shrink to a twentieth; a file made to burst, to a thousandth."""
+LEAST_READ_BYTES = 64 << 20
+MOST_CALLS = 1 << 21
+"""Of all communicators; the first ones are kept."""
 LEAST_CALLS = 10
 LISTED = 8
 
@@ -116,10 +118,10 @@ def _looks_like_one(path: Path) -> bool:
 
 def _lines(path: Path) -> Iterator[bytes]:
     """The lines of a file; a packed one is read as far as it goes, and as far as is sensible."""
-    done = 0
+    done, most = 0, max(LEAST_READ_BYTES, MOST_INFLATION * path.stat().st_size)
     with _open(path) as stream:
         try:
-            while done < MOST_READ_BYTES and (line := stream.readline(MOST_LINE)):
+            while done < most and (line := stream.readline(MOST_LINE)):
                 done += len(line)
                 if line.strip():
                     yield line
@@ -130,15 +132,18 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _read(path: Path, found: dict[str, _Communicator]) -> int:
     """Takes the records of a file; returns how many lines are none."""
     bad = 0
+    kept = sum(len(communicator.calls) for communicator in found.values())
     for line in _lines(path):
+        if kept >= MOST_CALLS:
+            break
         try:
             record = msgspec.json.decode(line)
             header, perf = record["header"], record.get("coll_perf")
             if perf is None:
                 continue
             communicator = found.setdefault(str(header["id"])[:64], _Communicator(int(header["n_ranks"])))
-            if len(communicator.calls) < MOST_CALLS:
-                communicator.calls.append(_call(header, perf))
+            communicator.calls.append(_call(header, perf))
+            kept += 1
         except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             bad += 1
     for name in [name for name, communicator in found.items() if not communicator.calls]:

@@ -34,7 +34,8 @@ HEAD_BYTES = 4096
 BETWEEN = b"}, {"
 """Between two events, as ``json.dump`` writes them."""
 MARKS = (b'"cat"', b'"args": {"rank": ', b'"step": ', b'"tp": ', b'"pp": ')
-MOST_BYTES = 1 << 30
+MOST_BYTES = 256 << 20
+"""A step of a rank takes some tens of KiB; in memory events take ten times their file."""
 MOST_LABEL = 2**15 - 1
 MOST_RANK = 1 << 20
 MOST_STEP = 2**31 - 1

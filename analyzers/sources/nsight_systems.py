@@ -39,6 +39,8 @@ REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 PID_SHIFT = 24
 """A global id holds the process above these bits; those below are the thread's number."""
 MOST_NS = 1 << 61
+MOST_RANGES = 4_000_000
+"""Of one file, of ops and of NCCL's calls: more than a day's recording that anybody keeps."""
 LISTED = 8
 EPOCH_NS = 10**18
 """Times beyond it count from 1970 (exports with ``--ts-normalize=true``); else from the begin of the recording."""
@@ -203,6 +205,7 @@ def _read_ranges(database: Database, processes: dict[int, Process], shift: int) 
     texts = database.texts(ids)
     layout = layouts(database)
     last = max((int(p.kernels.end_ns.max()) for p in processes.values() if len(p.kernels.end_ns)), default=0)
+    kept = 0
     columns = ("start", "end", "text", "textId", "globalTid", "binaryData", "jsonText")
     where = f'"eventType" IN ({RANGE_TYPES})'
     if database.has_column(RANGES, "text"):
@@ -211,12 +214,17 @@ def _read_ranges(database: Database, processes: dict[int, Process], shift: int) 
         name = text if isinstance(text, str) else texts.get(text_id, "") if isinstance(text_id, int) else ""
         if not name or not isinstance(start, int) or not isinstance(thread, int) or not 0 <= start < MOST_NS:
             continue
+        if kept >= MOST_RANGES:
+            database.cut.append(RANGES)
+            break
         process = processes.get(thread >> PID_SHIFT) or (processes.get(MISSING) if len(processes) == 1 else None)
         if process is None:
             continue
         if name in CALLS or name in INITS:
+            kept += 1
             process.calls.append(Call(name, start + shift, thread, payload_of(blob, json_text, layout)))
         elif (label := label_of(name)) is not None:
+            kept += 1
             closed = end if isinstance(end, int) and start <= end < MOST_NS else None
             process.ranges.append(Range(label, start + shift, last if closed is None else closed + shift))
 

@@ -86,6 +86,9 @@ def test_a_dump_without_a_rank_is_refused_with_what_to_do(tmp_path):
     path.write_text(json.dumps(dump([], ranks=[0])))
     with pytest.raises(BadRecord, match="its rank is not known"):
         read_recording([path])
+    found = read_recording([path], ranks=[5])
+    assert isinstance(found, Dumps)
+    assert list(found.by_rank) == [5]
 
 
 def test_a_damaged_dump_beside_good_ones_is_said(tmp_path):

@@ -77,6 +77,14 @@ def test_packed_logs_are_read_as_far_as_they_go(tmp_path):
     assert "AllReduce" in said(tmp_path)
 
 
+def test_a_packed_bomb_is_read_no_further_than_is_sensible(tmp_path):
+    line = json.dumps(record(0, 1, 5.0)).encode() + b"\n"
+    packed = gzip.compress(line + b" " * (70 << 20) + b"\n" + b"{}\n" * 1000)
+    assert len(packed) < 1 << 20
+    (tmp_path / "host.log.gz").write_bytes(packed)
+    assert "lines were left out" not in said(tmp_path)
+
+
 def test_lines_that_are_cut_off_are_counted(tmp_path):
     line = json.dumps(record(0, 1, 5.0))
     (tmp_path / "host.log").write_text(f"{line}\n{line[:300]}\n")

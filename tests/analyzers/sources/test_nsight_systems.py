@@ -266,6 +266,18 @@ def test_a_schema_that_computes_is_not_run(tmp_path, schema):
         read_trace([path])
 
 
+def test_names_that_are_no_utf_8_are_refused_or_shown(tmp_path):
+    path = tmp_path / "odd.sqlite"
+    database = create(path)
+    database.commit()
+    database.close()
+    data = path.read_bytes()
+    for part in (b"correlationId", b"StringIds", b"CUPTI_ACTIVITY_KIND_RUNTIME"):
+        path.write_bytes(data.replace(part, b"\xff" * len(part)))
+        with pytest.raises((BadRecord, NoPipelineFound)):
+            read_trace([path])
+
+
 def test_numbers_of_other_types_are_numbers_or_missing(tmp_path):
     path = tmp_path / "odd.sqlite"
     database = create(path)
