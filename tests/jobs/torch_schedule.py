@@ -58,6 +58,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=2, help="rows a microbatch")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--results", default="", metavar="PREFIX")
+    parser.add_argument(
+        "--profile", default="", metavar="PREFIX", help="torch.profiler's traces of all but the first step"
+    )
     return parser.parse_args()
 
 
@@ -104,7 +107,10 @@ def run_job(args: argparse.Namespace, job: str) -> dict[str, Any]:
     evaluate = "eval" in options
     losses: list[str] = []
     gradients: list[str] = []
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) if args.profile else None
     for step in range(args.steps):
+        if step == 1 and profiler is not None:
+            profiler.start()
         torch.manual_seed(100 + step)
         x = torch.randn(args.batch * args.microbatches, args.dim)
         first = (x,) if 0 in indices else ()
@@ -116,6 +122,9 @@ def run_job(args: argparse.Namespace, job: str) -> dict[str, Any]:
             gradients.append(sum(p.grad.double().abs().sum().item() for p in parameters if p.grad is not None).hex())
             optimizer.step()
             optimizer.zero_grad()
+    if profiler is not None:
+        profiler.stop()
+        profiler.export_chrome_trace(f"{args.profile}{name}-rank{rank}.json.gz")
     return {"job": job, "losses": losses, "gradients": gradients, "plan": plan(schedule, rank), "stages": indices}
 
 
