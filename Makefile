@@ -69,7 +69,7 @@ fault-runs: setup
 	$(SAY) "Jobs in which the recorder fails: their results must be those of the jobs alone"
 	@$(BIN)/python -m pytest tests/e2e/test_faults.py $(ARGS)
 
-# 138 faults planted in real jobs; 20 minutes on two idle cores. The next two: 5 and 3 minutes. All go on where they were
+# 195 faults planted in real jobs; 30 minutes on two idle cores. The next two: 5 and 3 minutes. All go on where they were
 # stopped; ARGS=--again runs every job anew.
 faults: setup
 	$(SAY) "Planting faults in jobs, and judging the verdicts on them"

@@ -3,7 +3,7 @@
     python -m benchmarks.matrix.verdicts [--seed 1] [--only WORDS] [--sample N] [--again | --rescore]
 
 Jobs whose record is in the folder are not run again, so that a run may be interrupted; ``--again`` runs all, and
-``--rescore`` none: it judges the records after a change of the analysis. About 20 minutes on two idle cores.
+``--rescore`` none: it judges the records after a change of the analysis. About 30 minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from benchmarks.matrix.cases import RANKS, Answer, Case, cases
+from benchmarks.matrix.cases import Answer, Case, cases
 from benchmarks.matrix.jobs import Forge, JobFailed, can_shape_links, forge_of, options, recorded
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.sources.run_directory import RunDirectory
@@ -32,9 +32,9 @@ LEAST_RIGHT, MOST_WRONG = 0.95, 0.01
 
 
 def place_of(found: Diagnosis) -> tuple[int | None, int | None, frozenset[int] | None]:
-    """Stage, rank and link (its two ranks) of the verdict."""
+    """Stage, rank and link (its two ranks: stages go round) of the verdict."""
     verdict = found.verdict
-    link = None if verdict.link is None else frozenset(stage % RANKS for stage in verdict.link)
+    link = None if verdict.link is None else frozenset(stage % found.job.pp for stage in verdict.link)
     return verdict.stage, verdict.rank, link
 
 
