@@ -4,8 +4,8 @@ What is right is written here by hand from what was planted. The strengths are s
 the schedule's own bubble: P = 4 ranks and M = 8 or 12 microbatches leave a bubble of (P - 1) / (M + P - 1), 27 or 20 %,
 half of it with two chunks a rank, and less of a step that the fault has made longer.
 
-Each fault is also planted weakly, twice: alone in a job whose bubble is 4 % or less, where it is to be named, and beside
-a bubble of 20 % or more, where the bubble is.
+Each fault is also planted weakly, twice: alone in a job whose bubble is 4 % or less, where it is to be named, and
+beside a bubble of 20 % or more, where the bubble is.
 
 The seed draws where the cases of a fault begin; from there they take the places in turn, each of a strength of its own.
 """
