@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_PLACES = 8
 MOST_STAGES = 16
+WIDE = 70
+"""In narrower terminals the tables give up columns instead of breaking."""
 SHOWN = 0.001
 """Places that change less of the step than this are not listed."""
 STYLES = {Outcome.SLOWER: "bold red", Outcome.FASTER: "bold green", Outcome.UNKNOWN: "bold yellow"}
@@ -39,7 +41,7 @@ def render(found: Comparison, console: Console) -> None:
     parts: list[list[RenderableType]] = [
         _headline(found, unit),
         [_grid([("A", _side(found.a)), ("B", _side(found.b))])],
-        _parts(found, unit),
+        _parts(found, unit, wide=console.width >= WIDE),
         _places(found, unit),
         _stages(found, console.width),
         [_text("Read this with care", "bold"), _grid([("!", note) for note in found.notes])] if found.notes else [],
@@ -110,10 +112,12 @@ def _side(side: Side) -> str:
     )
 
 
-def _parts(found: Comparison, unit: _Unit) -> list[RenderableType]:
-    names = ("why", "A", "B", "change", "95 % interval", "of A's step")
+def _parts(found: Comparison, unit: _Unit, *, wide: bool) -> list[RenderableType]:
+    names: Sequence[str] = ("why", "A", "B", "change", "95 % interval", "of A's step")
     rows = [_row(_part_name(part.name), part, found.step.a_s, unit) for part in found.parts]
     rows.append(_row("step", found.step, found.step.a_s, unit))
+    if not wide:
+        names, rows = (names[0], *names[3:4]), [(row[0], *row[3:4]) for row in rows]
     return [_text(f"Mean time of a step, in {unit.name}", "bold"), _table(names, rows)]
 
 
@@ -156,7 +160,7 @@ def _place(place: PlaceChange) -> str:
 
 def _stages(found: Comparison, width: int) -> list[RenderableType]:
     """Medians of single ops: the stages that changed most, in their order."""
-    if width < 60 or not found.stages:
+    if width < WIDE or not found.stages:
         return []
     chosen = sorted(found.stages, key=lambda stage: -abs(sum(stage.b_s) - sum(stage.a_s)))[:MOST_STAGES]
     chosen = sorted(chosen, key=lambda stage: stage.stage)

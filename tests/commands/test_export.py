@@ -75,6 +75,29 @@ def test_a_full_disk_is_one_line(run):
     assert "No space left" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--chrome", "--csv", "--perfetto"])
+def test_a_dash_is_standard_output(run, option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = _export(run, option, "-")
+    assert done.exit_code == 0
+    assert len(done.stdout_bytes) > 1000
+    assert {entry.name for entry in tmp_path.iterdir()} == {"run"}
+
+
+def test_parquet_needs_a_file(run):
+    assert _export(run, "--parquet", "-").exit_code == 2
+
+
+def test_a_file_that_breaks_off_is_removed(run, tmp_path, monkeypatch):
+    def fail(_, stream):
+        stream.write("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ppdiag.reports.chrome.write", fail)
+    assert _export(run, "--chrome", tmp_path / "t.json").exit_code == 6
+    assert not (tmp_path / "t.json").exists()
+
+
 def test_a_record_without_a_pipeline_is_exported_and_said(run, tmp_path):
     (run / "rank00001-0.spans").unlink()
     done = _export(run, "--chrome", tmp_path / "t.json")
