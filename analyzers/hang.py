@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 LISTED = 8
+DEFAULT_GROUP = "default_pg"
+"""What torch calls the group of all ranks."""
 ONE_SIDED = ("broadcast", "_broadcast", "reduce", "_reduce", "gather", "scatter", "send", "recv")
 """Ops that some members may finish without the others."""
 SAME_SIZES = ("all_reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base", "reduce")
@@ -258,11 +260,14 @@ _WORDS = {
 
 
 def _used_by(dumps: Dumps) -> dict[str, list[int]]:
-    """The ranks that have used each group, by its name."""
+    """The ranks that have used each group, by its name; all of them for the default group."""
     found: dict[str, list[int]] = defaultdict(list)
     for rank, dump in dumps.by_rank.items():
         for name in dump.called.keys() | {entry.group.name for entry in dump.entries}:
             found[name].append(rank)
+    entries = (entry for dump in dumps.by_rank.values() for entry in dump.entries)
+    for name in {entry.group.name for entry in entries if entry.group.description == DEFAULT_GROUP}:
+        found[name] = sorted(dumps.by_rank)
     return found
 
 

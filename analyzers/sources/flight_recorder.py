@@ -10,7 +10,8 @@ Source: torch's FlightRecorder.hpp, dump versions 2.0 to 2.10.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,6 +40,8 @@ TORCH = "torch/distributed/"
 _RANK_AT_THE_END = re.compile(r"(\d{1,7})$")
 _MESSAGE = re.compile(r"(?:\w+:)?(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})")
 _BACKEND = re.compile(r"^\w+:")
+_END_OF_BATCH = re.compile(r"(?:\w+:)?(?:[A-Z_]+_)?coalesced")
+"""Closes a batch of calls, which have entries of their own; ``allreduce_coalesced`` is a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ def _dump(value: dict[str, Any], path: Path, given: Iterator[int]) -> Dump:
     groups = _groups(value.get("pg_config"))
     rows = [row for row in value.get("entries") or () if isinstance(row, dict)]
     entries = [entry for order, row in enumerate(rows) if (entry := _entry(row, order, groups)) is not None]
-    entries.sort(key=lambda entry: entry.order)
+    entries = sorted(_as_their_batches(entries, rows), key=lambda entry: entry.order)
     called, finished = _status(value.get("pg_status"), rows, groups)
     return Dump(rank, tuple(entries), tuple(groups.values()), called, finished)
 
@@ -216,14 +219,11 @@ def _members(ranks: object) -> tuple[int, ...]:
 
 
 def _entry(row: dict[str, Any], order: int, groups: dict[str, Group]) -> Entry | None:
-    """A call; None where it is not as expected, or only brackets a batch of messages that have entries of their own."""
+    """A call; None where it is not as expected, or only closes a batch of calls."""
     name = row.get("profiling_name")
-    if not isinstance(name, str) or name.endswith("coalesced"):
+    if not isinstance(name, str) or _END_OF_BATCH.fullmatch(name):
         return None
-    names = row.get("process_group")
-    group_name, description = (
-        (str(names[0]), str(names[1])) if isinstance(names, (list, tuple)) and len(names) > 1 else ("", "")
-    )
+    group_name, description = _group_names(row)
     group = groups.get(group_name) or Group(group_name[:MOST_TEXT], description[:MOST_TEXT], ())
     message = _MESSAGE.match(name)
     peer, sequence = UNKNOWN, _number(row.get("collective_seq_id", row.get("seq_id")), UNKNOWN)
@@ -237,9 +237,39 @@ def _entry(row: dict[str, Any], order: int, groups: dict[str, Group]) -> Entry |
         sequence=sequence,
         peer=peer,
         sizes=_sizes(row),
-        finished=row.get("state") == "completed" or row.get("retired") is True,
+        finished=_is_finished(row),
         called_at=_called_at(row.get("frames")),
     )
+
+
+def _is_finished(row: dict[str, Any]) -> bool:
+    return row.get("state") == "completed" or row.get("retired") is True
+
+
+def _group_names(row: dict[str, Any]) -> tuple[str, str]:
+    """Name and description of a call's group."""
+    names = row.get("process_group")
+    return (str(names[0]), str(names[1])) if isinstance(names, (list, tuple)) and len(names) > 1 else ("", "")
+
+
+def _as_their_batches(entries: Sequence[Entry], rows: Sequence[dict[str, Any]]) -> Iterator[Entry]:
+    """Calls of a batch are as finished as what closes it, of the same number: only that is watched.
+
+    Batches of one group follow each other on one stream: where one has finished, those before have.
+    """
+    ends: dict[tuple[str, bool], dict[int, bool]] = defaultdict(dict)
+    for row in rows:
+        if isinstance(row.get("profiling_name"), str) and _END_OF_BATCH.fullmatch(row["profiling_name"]):
+            messages = row.get("is_p2p") is True
+            number = _number(row.get("p2p_seq_id" if messages else "collective_seq_id"), UNKNOWN)
+            ends[_group_names(row)[0], messages][number] = _is_finished(row)
+    last = {key: max((n for n, done in numbers.items() if done), default=UNKNOWN) for key, numbers in ends.items()}
+    for entry in entries:
+        key = (entry.group.name, entry.is_message)
+        if entry.sequence in ends.get(key, ()):
+            yield replace(entry, finished=entry.finished or entry.sequence <= last[key])
+        else:
+            yield entry
 
 
 def _called_at(frames: object) -> str:

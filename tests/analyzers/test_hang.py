@@ -178,6 +178,12 @@ def test_members_that_no_dump_lists_are_those_that_used_the_group(tmp_path):
     assert found.stuck[0].missing == (1,)
 
 
+def test_all_ranks_are_members_of_the_default_group(tmp_path):
+    entry = {**call("gloo:all_reduce", 7), "process_group": ("0", "default_pg")}
+    dumps = [{**dump(entries, []), "pg_config": {}} for entries in ([entry], [entry], [])]
+    assert hang_of(tmp_path, dumps).stuck[0].missing == (2,)
+
+
 def test_numbers_of_the_status_count_where_entries_have_gone(tmp_path):
     ranks = [0, 1]
     dumps = [dump([call("nccl:all_reduce", 7)], ranks), dump([], ranks, last={"0": (7, 7)})]

@@ -72,6 +72,24 @@ def test_the_users_line_is_the_first_outside_of_torch(tmp_path):
     assert FlightRecorder().read([tmp_path], None).by_rank[0].entries[0].called_at == "train.py:12 step"
 
 
+def test_calls_of_a_batch_are_as_finished_as_what_closes_it(tmp_path):
+    """torch watches the call that closes a batch of messages, and not the messages."""
+    rows = []
+    for number, state in ((1, "scheduled"), (2, "completed"), (3, "scheduled")):
+        rows += [call("nccl:send 0->1", number), call("nccl:recv 0<-1", number)]
+        rows.append({**call("nccl:coalesced", number, state), "is_p2p": True, "p2p_seq_id": number})
+    for order, row in enumerate(rows):
+        row["record_id"] = order
+    write(tmp_path, [dump(rows, ranks=[0, 1])])
+    entries = FlightRecorder().read([tmp_path], None).by_rank[0].entries
+    assert [(entry.name, entry.sequence) for entry in entries if not entry.finished] == [("send", 3), ("recv", 3)]
+
+
+def test_a_collective_of_several_tensors_is_a_call(tmp_path):
+    write(tmp_path, [dump([call("nccl:allreduce_coalesced", 7)], ranks=[0, 1])])
+    assert FlightRecorder().read([tmp_path], None).by_rank[0].entries[0].name == "allreduce_coalesced"
+
+
 def test_older_dumps_without_status_and_members_are_read(tmp_path):
     value = dump([call("nccl:all_reduce", 7)], ranks=[0])
     del value["pg_status"], value["pg_config"]
