@@ -13,7 +13,7 @@ from ppdiag.trace import rank_slices
 if TYPE_CHECKING:
     from ppdiag.analyzers.diagnose import Analysis
     from ppdiag.analyzers.graph import Graph
-    from ppdiag.analyzers.symptoms import Evidence
+    from ppdiag.analyzers.symptoms import Evidence, Gain
     from ppdiag.model import HostCause
 
 
@@ -39,8 +39,8 @@ def union_share(analysis: Analysis, cause: HostCause) -> float:
     return covered_s / float(analysis.steps.duration_s.sum())
 
 
-def gain_without(evidence: Evidence, cause: HostCause) -> float:
-    """Share of the step time that goes where each rank's host time is less by the cause's, by a replay.
+def gain_without(evidence: Evidence, cause: HostCause) -> Gain:
+    """What is saved where each rank's host time is less by the cause's, by a replay.
 
     The cause's time counts as far as there is host time: what passes beside a wait or inside an op costs nothing here.
     """

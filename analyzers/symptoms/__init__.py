@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppdiag.diagnosis import CRITICAL, WORTH_A_WARNING, percent
+from ppdiag.diagnosis import CRITICAL, WORTH_A_WARNING
 from ppdiag.registry import Registry
 
 if TYPE_CHECKING:
@@ -139,28 +139,30 @@ class Evidence:
         """What to do, in the words of the run's own framework."""
         return how.get(self.framework, how[ANY])
 
-    def gain(self, world: Callable[[Graph], World]) -> float:
-        """Share of the step time that a change saves, by a replay of all steps with it."""
+    def gain(self, world: Callable[[Graph], World]) -> Gain:
+        """What a change saves, by a replay of all steps with it."""
         from ppdiag.analyzers.replay import World, replay  # noqa: PLC0415  (not to be loaded for the table alone)
 
         times = [replay(graph, [World(), world(graph)]).duration_WK for graph in self.analysis.graphs]
-        kept, changed = np.concatenate(times, axis=1).sum(axis=1)
-        return max(0.0, float(1.0 - changed / kept))
+        kept_K, changed_K = np.concatenate(times, axis=1)
+        low, high = np.percentile(1.0 - changed_K / kept_K, [10, 90]).tolist()
+        return Gain(max(0.0, float(1.0 - changed_K.sum() / kept_K.sum())), (low, high))
 
-    def gain_of_evening_out(self, what: str) -> tuple[float, str]:
-        """Share of the step time that goes where the same work is spread evenly, with the words for its source.
-
-        Args:
-            what: ``stage``, ``microbatch`` or ``rank``.
-        """
+    def gain_of_evening_out(self, what: str) -> Gain:
+        """What is saved where the same work is spread evenly over each ``stage``, ``microbatch`` or ``rank``."""
         from ppdiag.analyzers.what_if import Change, predict, run_of  # noqa: PLC0415
 
         found = predict(run_of(self.analysis), Change(even=what))
-        low, high = found.gain_range
-        return max(0.0, found.gain), (
-            f"replay of the run with {found.change.words}, which layers and samples can only come near to: "
-            f"{percent(low)} to {percent(high)} over the steps"
-        )
+        return Gain(max(0.0, found.gain), found.gain_range)
+
+
+class Gain(NamedTuple):
+    """What a change saves: shares of the step time."""
+
+    fraction: float
+    """Of all steps."""
+    over_steps: tuple[float, float]
+    """10th and 90th percentile over the steps."""
 
 
 def _first_fact(trace: Trace, name: str) -> Any:  # noqa: ANN401  (facts are of any type)

@@ -37,10 +37,12 @@ def find(evidence: Evidence) -> Symptom | None:
     waited_s = seconds_of(evidence.analysis, HostCause.DATA)
     steps = len(evidence.analysis.steps.kept)
     worst = sorted(waited_s, key=lambda rank: -waited_s[rank])[:4]
+    gain = gain_without(evidence, HostCause.DATA)
     advice = Advice(
         action=f"Have data ready on rank {worst[0]}",
         how=evidence.says(HOW),
-        gain_fraction=gain_without(evidence, HostCause.DATA),
+        gain_fraction=gain.fraction,
+        gain_range=gain.over_steps,
         source="replay of the run without these waits",
         measure_after=MEASURE_AFTER,
     )

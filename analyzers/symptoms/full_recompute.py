@@ -40,7 +40,7 @@ def find(evidence: Evidence) -> Symptom | None:
     said = recomputes_all(evidence)
     if not said:
         return None
-    gain = evidence.gain(without_second_forward)
+    gain = evidence.gain(without_second_forward).fraction
     if gain < WORTH_SAYING:
         return None
     stages = evidence.diagnosis.stages

@@ -38,10 +38,12 @@ def find(evidence: Evidence) -> Symptom | None:
     paused_s = seconds_of(evidence.analysis, HostCause.GC)
     steps = len(evidence.analysis.steps.kept)
     worst = max(paused_s, key=lambda rank: paused_s[rank])
+    gain = gain_without(evidence, HostCause.GC)
     advice = Advice(
         action="Collect garbage on all ranks at the same step",
         how=evidence.says(HOW),
-        gain_fraction=gain_without(evidence, HostCause.GC),
+        gain_fraction=gain.fraction,
+        gain_range=gain.over_steps,
         source="replay of the run without these pauses",
         measure_after=MEASURE_AFTER,
     )

@@ -41,12 +41,13 @@ def find(evidence: Evidence) -> Symptom | None:
         return None
     own = next(row for row in stages if row.stage == stage)
     middle = [row for row in stages if row.stage not in ends]
-    gain, source = evidence.gain_of_evening_out("stage")
+    gain = evidence.gain_of_evening_out("stage")
     advice = Advice(
         action=f"Take layers off stage {stage}: {'its output layer' if stage else 'its embedding'} is work too",
         how=evidence.says(HOW),
-        gain_fraction=gain,
-        source=source,
+        gain_fraction=gain.fraction,
+        gain_range=gain.over_steps,
+        source="replay of the run with all stages alike, which layers can only come near to",
         measure_after=MEASURE_AFTER,
     )
     share = evidence.diagnosis.why.imbalance

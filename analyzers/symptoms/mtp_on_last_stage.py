@@ -35,12 +35,13 @@ def find(evidence: Evidence) -> Symptom | None:
     if not count or not is_verdict(evidence, Cause.IMBALANCE) or evidence.diagnosis.verdict.stage != last or last < 1:
         return None
     share = evidence.diagnosis.why.imbalance
-    gain, source = evidence.gain_of_evening_out("stage")
+    gain = evidence.gain_of_evening_out("stage")
     advice = Advice(
         action=f"Take layers off stage {last}, which holds the layers that predict further tokens",
         how=evidence.says(HOW),
-        gain_fraction=gain,
-        source=source,
+        gain_fraction=gain.fraction,
+        gain_range=gain.over_steps,
+        source="replay of the run with all stages alike, which layers can only come near to",
         measure_after=MEASURE_AFTER,
     )
     numbers = (

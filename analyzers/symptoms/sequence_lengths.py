@@ -44,12 +44,13 @@ def find(evidence: Evidence) -> Symptom | None:
     if alike < ALIKE:
         return None
     ratio_M = (time_SM / time_SM.mean(axis=1, keepdims=True)).mean(axis=0)
-    gain, source = evidence.gain_of_evening_out("microbatch")
+    gain = evidence.gain_of_evening_out("microbatch")
     advice = Advice(
         action="Give the microbatches of a step equal cost",
         how=evidence.says(HOW),
-        gain_fraction=gain,
-        source=source,
+        gain_fraction=gain.fraction,
+        gain_range=gain.over_steps,
+        source="replay of the run with all microbatches alike, which samples can only come near to",
         measure_after=MEASURE_AFTER,
     )
     numbers = (

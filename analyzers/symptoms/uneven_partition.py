@@ -38,12 +38,13 @@ def find(evidence: Evidence) -> Symptom | None:
     times = [
         f"stage {row.stage} {(row.forward_s + row.backward_s) * 1e3:.1f} ms" for row in evidence.diagnosis.stages[:16]
     ]
-    gain, source = evidence.gain_of_evening_out("stage")
+    gain = evidence.gain_of_evening_out("stage")
     advice = Advice(
         action="Cut the model by measured time",
         how=evidence.says(HOW),
-        gain_fraction=gain,
-        source=source,
+        gain_fraction=gain.fraction,
+        gain_range=gain.over_steps,
+        source="replay of the run with all stages alike, which layers can only come near to",
         measure_after=MEASURE_AFTER,
     )
     numbers = (f"imbalance {percent(share)} of the step", f"F and B of a microbatch: {', '.join(times)}")

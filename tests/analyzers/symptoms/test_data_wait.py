@@ -16,6 +16,7 @@ def test_waits_for_data_are_named_with_their_rank_and_stage() -> None:
         "rank 0 (stage 0): 30.0 ms a step on average",
     )
     assert symptom.advice[0].gain_fraction == pytest.approx(30 / 151)
+    assert symptom.advice[0].gain_range == pytest.approx((30 / 151, 30 / 151))  # all steps are alike
     assert "num_workers" in symptom.advice[0].how
 
 

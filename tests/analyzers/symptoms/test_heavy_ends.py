@@ -17,6 +17,7 @@ def test_a_heavy_last_stage_is_known_by_what_it_holds() -> None:
     assert "--account-for-loss-in-pipeline-split" in symptom.advice[0].how
     # 1F1B, stage 3 of 60 ms: 3 x 30 + 16 x 60 + 1 = 1051; the same work evenly, 37.5 ms each: 19 x 37.5 + 1 = 713.5
     assert symptom.advice[0].gain_fraction == pytest.approx(337.5 / 1051)
+    assert symptom.advice[0].gain_range == pytest.approx((337.5 / 1051, 337.5 / 1051))
     assert "embedding" in found(heavy(0), MEGATRON)["heavy-ends"].advice[0].action
 
 
