@@ -4,8 +4,8 @@
 
 Each job is interleaved 1F1B (P=16, V=2, M=64) in so many replicas, whose gradients are reduced at the end of each of 20
 steps: 64 replicas are 1,024 ranks and some 16 million spans. One step of one replica is simulated; every replica and
-step is that one, stretched by a few per cent of its own, so that replicas differ and wait for each other. Each size runs
-in a process of its own, for its peak memory to be its own.
+step is that one, stretched by a few per cent of its own, so that replicas differ and wait for each other. Each size has
+a process of its own, for its peak memory to be its own.
 """
 
 from __future__ import annotations
@@ -125,6 +125,10 @@ def measure(replicas: int) -> None:
         f"{diagnosis.verdict.cause} at stage {diagnosis.verdict.stage}",
         flush=True,
     )
+
+
+def _say(part: str, done: int, of: int) -> None:
+    print(f"    {done} of {of}: {part}", file=sys.stderr, flush=True)
 
 
 def _peak_gib() -> float:
