@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ppdiag.errors import BadShape, NothingRecorded
-from ppdiag.outputs import printing, progress
+from ppdiag.outputs import printing, take_apart
 from ppdiag.silence import why_silent
 
 if TYPE_CHECKING:
@@ -109,13 +109,10 @@ def _check(wish: Wish) -> None:
 
 
 def _run(paths: Sequence[Path]) -> Run:
-    from ppdiag.analyzers.diagnose import analyse  # noqa: PLC0415  (numpy and pandas load here)
-    from ppdiag.analyzers.sources import read_trace  # noqa: PLC0415
-    from ppdiag.analyzers.what_if import run_of  # noqa: PLC0415
+    from ppdiag.analyzers.what_if import run_of  # noqa: PLC0415  (numpy and pandas load here)
 
     try:
-        with progress() as tell:
-            return run_of(analyse(read_trace(paths, tell), tell))
+        return run_of(take_apart(paths))
     except NothingRecorded as error:
         raise NothingRecorded(f"{error}. {why_silent(paths[0])}") from error
 
