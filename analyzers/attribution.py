@@ -104,8 +104,30 @@ def split_imbalance(imbalance: float, shares: Shares) -> Mapping[str, float]:
 
     Where none alone gains anything, all of it is the stages'.
     """
-    gains = {name: max(0.0, float((shares.kept_K - time_K).sum())) for name, time_K in shares.equalised_K.items()}
+    return _by_gain(imbalance, shares.kept_K, shares.equalised_K, default="stage")
+
+
+def split_host(host: float, shares: Shares) -> Mapping[str, float]:
+    """Host time by its cause, in proportion to what taking each away alone gains; where none gains, it is Python's."""
+    return _by_gain(host, shares.kept_K, shares.prompt_K, default="python")
+
+
+def _by_gain(share: float, kept_K: np.ndarray, without_K: Mapping[str, np.ndarray], default: str) -> dict[str, float]:
+    gains = {name: max(0.0, float((kept_K - time_K).sum())) for name, time_K in without_K.items()}
     total = sum(gains.values())
-    if total <= ROUNDING * float(shares.kept_K.sum()):
-        return {name: imbalance if name == "stage" else 0.0 for name in gains}
-    return {name: imbalance * gain / total for name, gain in gains.items()}
+    if total <= ROUNDING * float(kept_K.sum()):
+        return {name: share if name == default else 0.0 for name in gains}
+    return {name: share * gain / total for name, gain in gains.items()}
+
+
+def by_step(shares: Shares, measured: Measured) -> list[tuple[float, Why, Where]]:
+    """Of each step its length in seconds and both partitions of the job's idle time in it."""
+    found = []
+    for k, duration_s in enumerate(shares.duration_K.tolist()):
+        parts = np.array([float(shares.cause_K[cause][k]) for cause in CAUSES]) / duration_s
+        stays = np.array([[float(measured.idle_RK[place][:, k].mean())] for place in PLACES]) / duration_s
+        idle = np.array([1.0 - float(shares.busy_K[k]) / duration_s])
+        why = dict(zip((cause.value for cause in CAUSES), without_negatives(parts).tolist(), strict=True))
+        where = dict(zip((place.value for place in PLACES), _at_least_zero(stays, idle)[:, 0].tolist(), strict=True))
+        found.append((duration_s, Why(**why), Where(**where)))
+    return found

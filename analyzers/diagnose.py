@@ -10,7 +10,7 @@ import numpy as np
 from ppdiag.analyzers import graph as step_graph
 from ppdiag.analyzers import program as rank_program
 from ppdiag.analyzers import results, timeline, verdict
-from ppdiag.analyzers.attribution import attribute, split_imbalance
+from ppdiag.analyzers.attribution import attribute, by_step, split_host, split_imbalance
 from ppdiag.analyzers.overhead import overhead, shortfall
 from ppdiag.analyzers.replay import World, replay
 from ppdiag.analyzers.root_cause import root_cause
@@ -20,7 +20,7 @@ from ppdiag.analyzers.symptoms import Evidence, find_symptoms
 from ppdiag.analyzers.where import measure
 from ppdiag.analyzers.why import Shares, share_out
 from ppdiag.analyzers.workers import workers
-from ppdiag.diagnosis import Diagnosis, ImbalanceSplit
+from ppdiag.diagnosis import Diagnosis, HostSplit, ImbalanceSplit, StepResult
 from ppdiag.errors import BadRecord
 
 if TYPE_CHECKING:
@@ -126,6 +126,11 @@ def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None
         timeline=timeline.median_step(program, steps, graphs[0], measured),
         root_cause=root_cause(graphs[0], trace, shape, idle=attribution.where().total, step_of=steps.recorded),
         workers=workers(graphs[0], shape),
+        host=HostSplit(**split_host(why.host, shares)),
+        step_results=tuple(
+            StepResult(int(number), *parts)
+            for number, parts in zip(steps.recorded[steps.kept], by_step(shares, measured), strict=True)
+        ),
     )
     evidence = Evidence(diagnosis, analysis, gains=verdict.gains(context))
     tell(_PARTS[4], 4, 4)
@@ -164,6 +169,7 @@ def _merge(graphs: Sequence[Graph], parts: Sequence[Shares]) -> Shares:
         none_K=column("none_K"),
         without_K=table("without_K"),  # type: ignore[arg-type]
         equalised_K=table("equalised_K"),  # type: ignore[arg-type]
+        prompt_K=table("prompt_K"),  # type: ignore[arg-type]
     )
 
 

@@ -44,6 +44,7 @@ class World:
 
     Attributes:
         work_NK: compute time of each event; None keeps the measured.
+        host_NK: host time before each event; None keeps the measured.
         host_R: factor on the host time of each rank; None keeps it.
         transfer_L: factor on the transfers of each link; None keeps them. At 0 a send waits for nobody. What an
             inferred message took over the usual is a wait for work as it was: it is kept only where work is.
@@ -54,6 +55,7 @@ class World:
     host_R: np.ndarray | None = None
     transfer_L: np.ndarray | None = None
     measured_R: np.ndarray | None = None
+    host_NK: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,10 @@ class Walk:
         self.end_RWK = np.empty_like(self.start_RWK)
         shape = self.start_RWK.shape[1:]
         self.join_JWK = np.empty((len(graph.joins_J), *shape)) if keep_joins else None
-        variants = {id(world.work_NK): world.work_NK for world in (World(), *worlds)}
-        self._works = [graph.work_NK if work is None else work for work in variants.values()]
-        self._factor_EWF = _factors(graph, worlds, list(variants))
+        works, hosts = _variants(worlds, "work_NK"), _variants(worlds, "host_NK")
+        self._variants = [graph.host_NK if host is None else host for host in hosts.values()]
+        self._variants += [graph.work_NK if work is None else work for work in works.values()]
+        self._factor_EWF = _factors(graph, worlds)
         rank_of_join = np.full(len(graph.joins_J), -1)
         rank_of_join[graph.start_joins] = np.arange(len(graph.ranks_R))
         self._first_S = np.flatnonzero(rank_of_join[graph.src_E] >= 0)
@@ -199,7 +202,7 @@ class Walk:
         A negative transfer is an error of the clocks, not a transfer: every world keeps it.
         """
         graph, times = self.graph, room.times_EFK
-        for row, time_NK in enumerate((graph.host_NK, *self._works)):
+        for row, time_NK in enumerate(self._variants):
             time_NK.take(steps, axis=1, out=room.sums_NK, mode="clip")
             np.cumsum(room.sums_NK, axis=0, out=room.sums_NK)
             room.sums_NK.take(graph.last_E, axis=0, out=room.until_EK, mode="clip")
@@ -224,26 +227,32 @@ def _levels(graph: Graph) -> list[tuple[int, int, np.ndarray]]:
     return list(zip(bounds[:-1], bounds[1:], joins, strict=True))
 
 
+def _variants(worlds: Sequence[World], name: str) -> dict[int, np.ndarray | None]:
+    """The different arrays of this name by their ``id``; first None, the measured one."""
+    return {id(getattr(world, name)): getattr(world, name) for world in (World(), *worlds)}
+
+
 def _rows(graph: Graph, worlds: Sequence[World]) -> int:
-    """Rows of times: host, work in each variant, excess where there is any, transfer, what all keep, what bars."""
-    return len({id(world.work_NK) for world in (World(), *worlds)}) + (graph.excess_EK is not None) + 4
+    """Rows of times: each variant of host and work, excess where there is any, transfer, what all keep, what bars."""
+    variants = len(_variants(worlds, "host_NK")) + len(_variants(worlds, "work_NK"))
+    return variants + (graph.excess_EK is not None) + 3
 
 
-def _factors(graph: Graph, worlds: Sequence[World], variants: Sequence[int]) -> np.ndarray:
+def _factors(graph: Graph, worlds: Sequence[World]) -> np.ndarray:
     """What each edge adds in each world is a small product: factors (W x F) times rows of times (F x K).
 
-    The rows of times are host time, work in each of its variants (``id`` of their arrays), the excess of inferred
-    messages where there is any, transfer, and what every world keeps; a last row is what bars an edge: a send's wait
-    where transfers are free.
+    The rows of times are host time and work, each in its variants, the excess of inferred messages where there is any,
+    transfer, and what every world keeps; a last row is what bars an edge: a send's wait where transfers are free.
     """
+    hosts, works = list(_variants(worlds, "host_NK")), list(_variants(worlds, "work_NK"))
     factor_EWF = np.zeros((len(graph.src_E), len(worlds), _rows(graph, worlds)))
     rank_E = graph.rank_N[graph.last_E]
     for w, world in enumerate(worlds):
         factor = factor_EWF[:, w]
-        factor[:, 0] = 1.0 if world.host_R is None else world.host_R[rank_E]
+        factor[:, hosts.index(id(world.host_NK))] = 1.0 if world.host_R is None else world.host_R[rank_E]
         measured_E = 0.0 if world.measured_R is None else world.measured_R[rank_E]
-        factor[:, 1 + variants.index(id(world.work_NK))] = 1.0 - measured_E
-        factor[:, 1 + variants.index(id(None))] += measured_E
+        factor[:, len(hosts) + works.index(id(world.work_NK))] = 1.0 - measured_E
+        factor[:, len(hosts)] += measured_E
         # CHAIN is -1: the appended 1
         transfer_E = 1.0 if world.transfer_L is None else np.append(world.transfer_L, 1.0)[graph.link_E]
         if graph.excess_EK is not None:
@@ -271,7 +280,8 @@ class _Room:
 def event_times(graph: Graph, world: World, join_JK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """When each event begins and ends (N x K each) in a world, given when its joins are passed (J x K)."""
     work_NK = graph.work_NK if world.work_NK is None else world.work_NK
-    host_NK = graph.host_NK if world.host_R is None else graph.host_NK * world.host_R[graph.rank_N][:, None]
+    host_NK = graph.host_NK if world.host_NK is None else world.host_NK
+    host_NK = host_NK if world.host_R is None else host_NK * world.host_R[graph.rank_N][:, None]
     done_NK = np.cumsum(host_NK + work_NK, axis=0)
     since_join = done_NK - done_NK[graph.joins_J[graph.join_N]]
     end_NK = join_JK[graph.join_N] + since_join

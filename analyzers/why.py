@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.graph import Graph
 
 FACTORS = (Cause.HOST, Cause.COMMUNICATION, Cause.IMBALANCE)
+PYTHON = "python"
+HOST = (PYTHON, "data", "gc", "launch")
+"""Causes of host time; the first is what no other takes."""
 CHOICES = tuple(product((True, False), repeat=len(FACTORS)))
 """Which factors each of the eight worlds keeps; the first keeps all, the last none."""
 
@@ -42,6 +45,7 @@ class Shares:
         none_K: step times of the world that keeps nothing.
         without_K: for each factor, step times of the world that takes only it away.
         equalised_K: step times with only stages, only microbatches, or only twin ranks made equal.
+        prompt_K: step times without the host time of one cause: gc, data, launch, or python, which is all the rest.
     """
 
     duration_K: np.ndarray
@@ -51,6 +55,7 @@ class Shares:
     none_K: np.ndarray
     without_K: Mapping[Cause, np.ndarray]
     equalised_K: Mapping[str, np.ndarray]
+    prompt_K: Mapping[str, np.ndarray]
 
 
 def share_out(graph: Graph, busy_K: np.ndarray) -> Shares:
@@ -63,15 +68,27 @@ def share_out(graph: Graph, busy_K: np.ndarray) -> Shares:
     eight = eight_worlds(graph)
     worlds = [eight[choice] for choice in CHOICES]
     single = {name: World(work_NK=work) for name, work in equalised_work(graph).items()}
-    duration_WK = replay(graph, [*worlds, *single.values()]).duration_WK
+    prompt = {name: World(host_NK=host) for name, host in _without_each_cause(graph).items()}
+    duration_WK = replay(graph, [*worlds, *single.values(), *prompt.values()]).duration_WK
     time = dict(zip(CHOICES, duration_WK, strict=False))
     kept, none = time[CHOICES[0]], time[CHOICES[-1]]
     cause = shapley(time)
     cause[Cause.BUBBLE] = none - busy_K
     cause[Cause.UNEXPLAINED] = graph.duration_K - kept
     without = {factor: time[tuple(other is not factor for other in FACTORS)] for factor in FACTORS}
-    equalised = dict(zip(single, duration_WK[len(worlds) :], strict=True))
-    return Shares(graph.duration_K, busy_K, cause, kept, none, without, equalised)
+    others = dict(zip((*single, *prompt), duration_WK[len(worlds) :], strict=True))
+    equalised = {name: others[name] for name in single}
+    prompt_K = {name: others.get(name, without[Cause.HOST] if name == PYTHON and not prompt else kept) for name in HOST}
+    return Shares(graph.duration_K, busy_K, cause, kept, none, without, equalised, prompt_K)
+
+
+def _without_each_cause(graph: Graph) -> dict[str, np.ndarray]:
+    """Host time of each event (N x K) without one cause, for each; empty where the record knows no cause."""
+    parts = dict(graph.host_parts)
+    if not parts:
+        return {}
+    parts[PYTHON] = graph.host_NK - np.sum(list(parts.values()), axis=0)
+    return {name: np.maximum(graph.host_NK - part, 0.0) for name, part in parts.items()}
 
 
 def eight_worlds(graph: Graph) -> dict[tuple[bool, ...], World]:

@@ -23,6 +23,10 @@ WORTH_SAYING, WORTH_A_WARNING, CRITICAL = 0.05, 0.10, 0.20
 critical."""
 
 
+MOST_STEPS = 1000
+"""Steps in the JSON; of more, some are left out evenly."""
+
+
 def percent(fraction: float) -> str:
     """A fraction as a percentage with one decimal, so that the parts of a table sum as they are read.
 
@@ -130,6 +134,29 @@ class ImbalanceSplit:
     stage: float = 0.0
     microbatch: float = 0.0
     rank: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostSplit:
+    """Host time (a fraction of step time) by its cause; the parts sum to ``why.host`` of the job."""
+
+    python: float = 0.0
+    """Whatever no other part takes: Python itself, and synchronising calls, which the record does not tell from it."""
+    data: float = 0.0
+    gc: float = 0.0
+    launch: float = 0.0
+    """The host launched an op of the device late."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One analysed step: both partitions of the job's idle time in it."""
+
+    step: int
+    """Its number in the record."""
+    duration_s: float
+    why: Why
+    where: Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +386,14 @@ class Diagnosis:
     timeline: Timeline | None = None
     root_cause: RootCause | None = None
     workers: Workers | None = None
+    host: HostSplit = field(default_factory=HostSplit)
+    step_results: tuple[StepResult, ...] = ()
+    """Every analysed step, in order."""
+
+    @property
+    def spread(self) -> dict[str, tuple[float, float]]:
+        """For each cause the 10th and the 90th percentile of its share over the steps."""
+        return {cause.value: _tenths([getattr(row.why, cause.value) for row in self.step_results]) for cause in Cause}
 
     @property
     def idle_fraction(self) -> float:
@@ -394,7 +429,24 @@ class Diagnosis:
             "warnings": _plain(self.warnings),
             "root_cause": _plain(self.root_cause),
             "workers": _plain(self.workers),
+            "host": _plain(self.host),
+            "spread": {cause: {"p10": low, "p90": high} for cause, (low, high) in self.spread.items()},
+            "step_results": _plain(_evenly(self.step_results, MOST_STEPS)),
         }
+
+
+def _tenths(values: list[float]) -> tuple[float, float]:
+    """The 10th and the 90th percentile, by the nearest rank below and above."""
+    if not values:
+        return 0.0, 0.0
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return ordered[math.floor(0.1 * last)], ordered[math.ceil(0.9 * last)]
+
+
+def _evenly(rows: tuple[Any, ...], most: int) -> tuple[Any, ...]:
+    """At most so many of the rows, evenly spread."""
+    return rows if len(rows) <= most else tuple(rows[i * len(rows) // most] for i in range(most))
 
 
 def _symptom(symptom: Symptom) -> dict[str, Any]:

@@ -238,6 +238,8 @@ def _idle(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
         lines += [Padding(why, (0, 0, 0, 2), expand=False), Padding(where, (0, 0, 0, 2), expand=False)]
     if diagnosis.why.imbalance >= WORTH_SAYING:
         lines.append(Padding(writer.text(_imbalance(diagnosis)), (0, 0, 0, 2), expand=False))
+    if diagnosis.why.host >= WORTH_SAYING and (host := _host(diagnosis)):
+        lines.append(Padding(writer.text(f"host: {host}"), (0, 0, 0, 2), expand=False))
     return lines
 
 
@@ -245,6 +247,17 @@ def _imbalance(diagnosis: Diagnosis) -> str:
     split = diagnosis.imbalance
     parts = (("between stages", split.stage), ("between microbatches", split.microbatch), ("a slow rank", split.rank))
     return "imbalance: " + ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= SHOWN)
+
+
+def _host(diagnosis: Diagnosis) -> str:
+    split = diagnosis.host
+    parts = (
+        ("Python and synchronising calls", split.python),
+        ("waiting for data", split.data),
+        ("garbage collection", split.gc),
+        ("late launches", split.launch),
+    )
+    return ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= SHOWN)
 
 
 def _origins(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:

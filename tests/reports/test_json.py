@@ -53,6 +53,9 @@ def test_keys_are_those_of_the_public_contract() -> None:
         "warnings",
         "root_cause",
         "workers",
+        "host",
+        "spread",
+        "step_results",
     ]
     assert data["schema"] == "ppdiag.diagnosis/1"
     assert set(data["job"]) == {"world_size", "pp", "vpp", "tp", "dp", "microbatches", "framework", "schedule"}
