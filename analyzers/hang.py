@@ -207,10 +207,15 @@ class _Finder:
             dump=True,
             pending=len(self.pending[rank]),
             first_pending=operation,
-            last_finished=_last_finished(dump, head),
+            last_finished=_last_finished(dump, head or self._awaited_in(rank)),
             waits_for=tuple(sorted(waits_for.get(rank, ()))),
             called_at=head.called_at if head is not None else "",
         )
+
+    def _awaited_in(self, rank: int) -> Entry | None:
+        """A call that others wait in for this rank, as one of them has it."""
+        row = next((row for row in self.stuck if any(one.rank == rank for one in row.absent)), None)
+        return None if row is None else self.head[row.waiting[0]]
 
     def _mismatches(self) -> Iterable[str]:
         """Ranks that call different ops, or ones of different sizes, at the same place of a group."""
@@ -290,6 +295,7 @@ def _operation(key: _Key, entry: Entry) -> Operation:
 
 
 def _last_finished(dump: Dump, head: Entry | None) -> str:
+    """The last call that a rank has finished; by the dump's counts that of the group of ``head``."""
     finished = [entry for entry in dump.entries if entry.finished]
     if finished:
         last = finished[-1]

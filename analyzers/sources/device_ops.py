@@ -19,7 +19,7 @@ from ppdiag.trace import SPAN_DTYPE, sorted_spans
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ppdiag.analyzers.sources.labels import Label
+    from ppdiag.analyzers.sources.kineto.labels import Label
 
 NEVER_LAUNCHED = -1
 """``launch_ns`` of a kernel whose launch is not in the recording."""
@@ -59,6 +59,8 @@ class Range(NamedTuple):
     label: Label
     start_ns: int
     end_ns: int
+    thread: int | None = None
+    """Where a forward and a backward overlap: the forward's thread. Another one (autograd's) launches the backward."""
 
 
 @dataclass(slots=True)
@@ -70,6 +72,8 @@ class Kernels:
     launch_ns: np.ndarray
     communicates: np.ndarray
     """Mask: kernels of NCCL or RCCL."""
+    thread: np.ndarray | None = None
+    """Which thread launched each."""
 
     def busy_s(self) -> tuple[float, float, float]:
         """Seconds in which compute ran, in which only communication ran, and from the first kernel to the last."""
@@ -116,14 +120,15 @@ def project(ranges: Sequence[Range], kernels: Kernels) -> tuple[list[Op], int]:
     launch_ns = kernels.launch_ns[order]
     ops, empty = [], 0
     for part in _innermost(ranges):
-        lo, hi = np.searchsorted(launch_ns, [part.start_ns, part.end_ns], ("left"))
-        own = order[lo:hi]
+        own = order[slice(*np.searchsorted(launch_ns, [part.start_ns, part.end_ns]))]
+        if part.thread is not None and kernels.thread is not None:
+            own = own[(kernels.thread[own] == part.thread) == (part.label.kind is Kind.FORWARD)]
         if not len(own):
             empty += 1
             continue
         start, end = int(kernels.start_ns[own].min()), int(kernels.end_ns[own].max())
         label = part.label
-        ops.append(Op(label.kind, label.stage, label.microbatch, start, end, int(launch_ns[lo])))
+        ops.append(Op(label.kind, label.stage, label.microbatch, start, end, int(kernels.launch_ns[own].min())))
     return sorted(ops, key=lambda op: (op.start_ns, op.end_ns)), empty
 
 

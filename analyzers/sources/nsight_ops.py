@@ -38,13 +38,17 @@ class Process:
     number: int
     device: int
     kernels: Kernels
-    threads: np.ndarray
-    """Thread that launched each kernel (global id)."""
+    """Their threads are global ids."""
     names: list[str]
     """Of the kernels' communication only, in the order of the kernels."""
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     host: str = ""
+
+    @property
+    def threads(self) -> np.ndarray:
+        """Which thread launched each kernel."""
+        return np.zeros(len(self.kernels.start_ns), np.int64) if self.kernels.thread is None else self.kernels.thread
 
     def inits(self) -> list[Payload]:
         """What this process said of itself when communicators began."""
@@ -87,10 +91,11 @@ def messages_of(rank: int, process: Process, groups: Groups) -> list[Message]:
     """NCCL's kernels as messages: a call belongs to the first kernel of NCCL that its thread launches from then on."""
     kernels = process.kernels
     carriers = np.flatnonzero(kernels.communicates)
+    threads = process.threads
     found: list[Message] = []
     seq: Counter[tuple[int, ...]] = Counter()
-    for thread in np.unique(process.threads[carriers]).tolist():
-        own = carriers[process.threads[carriers] == thread]
+    for thread in np.unique(threads[carriers]).tolist():
+        own = carriers[threads[carriers] == thread]
         own = own[np.argsort(kernels.launch_ns[own], kind="stable")]
         calls = [call for call in process.calls if call.thread == thread and call.name in CALLS]
         places = np.searchsorted(kernels.launch_ns[own], np.array([call.start_ns for call in calls], np.int64))
@@ -128,10 +133,11 @@ def ops_between_messages(process: Process) -> list[Op]:
     main = Counter(call.thread for call in calls).most_common(1)[0][0]
     posts = [call for call in calls if call.thread == main]
     kernels = process.kernels
+    threads = process.threads
     rows = np.flatnonzero(~kernels.communicates & (kernels.launch_ns != NEVER_LAUNCHED))
     rows = rows[np.argsort(kernels.launch_ns[rows], kind="stable")]
     launch_ns = kernels.launch_ns[rows]
-    thread = Thread(np.stack([launch_ns, launch_ns], axis=1), process.threads[rows] != main, launch_ns)
+    thread = Thread(np.stack([launch_ns, launch_ns], axis=1), threads[rows] != main, launch_ns)
     messages = [Posted(CALLS[call.name][0], main, call.start_ns, call.start_ns) for call in posts]
     optimizers = [part for part in process.ranges if part.label.kind is Kind.OPTIMIZER]
     placed = [Placed(Placeable(Kind.OPTIMIZER), part.start_ns, part.end_ns, main) for part in optimizers]

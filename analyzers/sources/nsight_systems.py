@@ -17,7 +17,7 @@ from ppdiag.analyzers.clock import message_bounds
 from ppdiag.analyzers.messages import MISSING as NO_PARTNER
 from ppdiag.analyzers.messages import match
 from ppdiag.analyzers.sources.device_ops import NEVER_LAUNCHED, Kernels, Range, RankOps, project, spans_of
-from ppdiag.analyzers.sources.labels import best_family, label_of
+from ppdiag.analyzers.sources.labels import NO_OPS, best_detail, detail, ops_named
 from ppdiag.analyzers.sources.nsight_database import MAGIC, MISSING, Database
 from ppdiag.analyzers.sources.nsight_nccl import CALLS, INITS, layouts, payload_of
 from ppdiag.analyzers.sources.nsight_ops import Call, Groups, Process, messages_of, ops_between_messages
@@ -164,9 +164,10 @@ def _kernels(database: Database, path: Path, shift: int) -> dict[int, Process]:
         own = process == number
         communicates = np.isin(name_ids[own], communicating)
         launch_ns = np.where(launch[own] == NEVER_LAUNCHED, NEVER_LAUNCHED, launch[own] + shift)
-        kernels = Kernels(rows["start"][own] + shift, rows["end"][own] + shift, launch_ns, communicates)
+        times = rows["start"][own] + shift, rows["end"][own] + shift
+        kernels = Kernels(*times, launch_ns, communicates, thread[own])
         names = [texts[i] for i in name_ids[own][communicates].tolist()]
-        found[number] = Process(path, number, int(rows["deviceId"][own].min()), kernels, thread[own], names)
+        found[number] = Process(path, number, int(rows["deviceId"][own].min()), kernels, names)
     return found
 
 
@@ -223,10 +224,12 @@ def _read_ranges(database: Database, processes: dict[int, Process], shift: int) 
         if name in CALLS or name in INITS:
             kept += 1
             process.calls.append(Call(name, start + shift, thread, payload_of(blob, json_text, layout)))
-        elif (label := label_of(name)) is not None:
+            continue
+        labels = ops_named(name)
+        closed = end + shift if isinstance(end, int) and start <= end < MOST_NS else last
+        for label in labels:
             kept += 1
-            closed = end if isinstance(end, int) and start <= end < MOST_NS else None
-            process.ranges.append(Range(label, start + shift, last if closed is None else closed + shift))
+            process.ranges.append(Range(label, start + shift, closed, thread if len(labels) > 1 else None))
 
 
 def _trace(found: _Found, source: str) -> Trace:
@@ -254,19 +257,19 @@ def _trace(found: _Found, source: str) -> Trace:
 
 def _rank_ops(ranks: dict[int, Process], groups: Groups, found: _Found) -> list[RankOps]:
     """Ops and messages of each rank: by the names of ranges, else by what lies between the messages."""
-    family = best_family(part.label for process in ranks.values() for part in process.ranges)
+    best = best_detail(part.label for process in ranks.values() for part in process.ranges)
     parts, empty = [], 0
     for rank, process in sorted(ranks.items()):
         messages = messages_of(rank, process, groups)
-        named = [part for part in process.ranges if part.label.family in ("", family)]
+        named = [part for part in process.ranges if part.label.kind is Kind.OPTIMIZER or detail(part.label) == best]
         ops, without = project(named, process.kernels)
-        if not family and any(message.kind is not Kind.COLLECTIVE for message in messages):
+        if best == NO_OPS and any(message.kind is not Kind.COLLECTIVE for message in messages):
             ops = sorted([*ops, *ops_between_messages(process)], key=lambda op: (op.start_ns, op.end_ns))
         empty += without
         parts.append(RankOps(rank, process.kernels, ops, messages))
     if empty:
         found.warnings.append(f"{empty} ranges of ops launched no kernel, and were left out")
-    if not family:
+    if best == NO_OPS:
         found.warnings.append(
             "no NVTX range names an op: forwards and backwards are what was launched between messages"
         )

@@ -86,6 +86,12 @@ def test_a_gpu_that_does_not_finish_what_others_finished_is_told_from_a_host_tha
     assert kinds == [RootKind.DEVICE, RootKind.HOST]
 
 
+def test_what_a_rank_finished_last_is_known_from_the_counts_of_its_dump():
+    ranks = diagnose_hang(FlightRecorder().read([DATA / "lock_gil_1st"], None)).ranks
+    assert ranks[9].last_finished == "number 45264 of group 72 EXPERT_MODEL_PARALLEL_GROUP"
+    assert ranks[8].last_finished == "number 45264 of group 72 EXPERT_MODEL_PARALLEL_GROUP"
+
+
 def test_an_empty_dump_beside_full_ones_is_evidence(tmp_path):
     ranks = [0, 1]
     found = hang_of(tmp_path, [dump([call("nccl:all_reduce", 7)], ranks), dump([], ranks)])

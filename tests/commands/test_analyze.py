@@ -147,3 +147,23 @@ def test_a_reader_that_goes_away_is_no_error_of_ours(checkout_environment, tmp_p
     done = subprocess.run(command, env=checkout_environment, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+DUMPS = Path(__file__).parents[1] / "data" / "flight_recorder" / "lock_gil_1st"
+
+
+def test_dumps_of_a_hang_say_who_holds_the_job_up(tmp_path):
+    target = tmp_path / "hang.json"
+    done = CliRunner().invoke(main, ["analyze", str(DUMPS), "--json", str(target)])
+    assert done.exit_code == 0
+    assert done.stdout.startswith("ranks 9, 14 hold the job up: 14 of 16 ranks wait there\n")
+    found = json.loads(target.read_text())
+    assert (found["schema"], found["roots"][0]["ranks"]) == ("ppdiag.hang/1", [9, 14])
+
+
+def test_a_hang_has_no_page_and_no_condition(tmp_path):
+    for options in (["--html", str(tmp_path / "page.html")], ["--fail-on", "idle>0.1"]):
+        done = CliRunner().invoke(main, ["analyze", str(DUMPS), *options])
+        assert (done.exit_code, done.stderr.count("\n")) == (6, 1)
+        assert "dumps of a hang hold no times" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -184,6 +184,26 @@ def test_without_names_the_ops_are_what_lies_between_messages(tmp_path):
     close(found, expected, "why", 0.05)
 
 
+def test_an_overlapping_forward_and_backward_are_told_apart_by_their_threads(tmp_path):
+    path = tmp_path / "one.sqlite"
+    database = create(path)
+    thread = global_pid(0) + 7
+    database.execute(
+        "INSERT INTO NVTX_EVENTS VALUES (0, 100, 59, 'PP:(4F4;3B0)OVERLAP_F_B', ?, NULL, 0, NULL, NULL)", (thread,)
+    )
+    for number, away in enumerate((0, 0, 1, 1, 0)):  # forward, backward, and a last kernel of the forward
+        times = (1000 + number * 10, 1008 + number * 10)
+        row = (*times, 0, 7, number, global_pid(0), 1, 1)
+        database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        launch = (10 + number, 11 + number, thread + away, number, 4)
+        database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", launch)
+    database.commit()
+    database.close()
+    ops = read_trace([path]).of_kind(Kind.FORWARD, Kind.BACKWARD).spans
+    found = [(Kind(op["kind"]), int(op["stage"]), int(op["start_ns"]), int(op["end_ns"])) for op in ops]
+    assert found == [(Kind.FORWARD, 4, 1000, 1048), (Kind.BACKWARD, 3, 1020, 1038)]
+
+
 def test_without_names_and_peers_there_is_no_pipeline(tmp_path):
     path = exported(tmp_path, pipeline(rendezvous=True), name=lambda span: "aten::linear", payloads=False)  # noqa: ARG005
     with pytest.raises(NoPipelineFound, match="include-blobs"):
