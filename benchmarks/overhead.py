@@ -1,11 +1,18 @@
-"""What the hooks cost: CPU time of a training step with and without them, in alternating blocks within one process.
+"""What the hooks cost: CPU time of a training step with and without them, in turns within one process.
 
-The job is 1F1B on two ranks with eight microbatches. Short blocks of steps alternate between *dormant* (all hooks off),
-*probed* and, in some rounds, torch.profiler; the order changes from round to round. CPU time of the process (all its
-threads) is compared, not wall time, which on a shared machine measures the neighbours. Those cost CPU time too, through
-the caches, but can only add to it: so the fast blocks are compared (the 20th percentile of each mode), with a bootstrap
-interval over rounds. Printed besides: the cost of single wrapped calls, and the same ratio for torch.profiler. Run it
-on an idle machine: beside other work the interval is wider than the effect.
+The job is 1F1B on two ranks with eight microbatches. CPU time is compared, not wall time, which on a shared machine
+measures the neighbours; those cost CPU time too, through the caches, so that all modes take turns at short intervals.
+
+* *Single steps* are recorded or not, in random order within each pair of steps, with all patches on: the mean of the
+  pairs' differences, its extremes trimmed, with a bootstrap interval. For the training thread and the writer's, which
+  are all that the hooks use, and for the whole process, in which gloo's threads add noise. This is the finest: hundreds
+  of pairs.
+* *Blocks* of steps run without hooks, dormant (as ``ppdiag run --dormant``: only the wrappers of adapters stay on),
+  recorded, and in some rounds under torch.profiler. The first steps of a block do not count: Python adapts to what was
+  just patched.
+
+Then the cost of single wrapped calls: in a loop (hot), and right after work that has evicted the caches (cold), which
+is what they cost in a step. Run it on an idle machine: beside other work the intervals are wider than the effect.
 
     python benchmarks/overhead.py
 """
@@ -15,12 +22,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,22 +38,28 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from ppdiag.hooks import install, process_group
 from ppdiag.hooks.adapters import torch_pipelining
-from ppdiag.hooks.recorder import RECORDER
-from ppdiag.model import Kind
+from ppdiag.hooks.recorder import RECORDER, thread_state
+from ppdiag.model import Kind, Payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MICROBATCHES, ROWS, LAYERS = 8, 16, 4
+SETTLING_STEPS, BLOCK_STEPS = 4, 5
+"""Steps of a block that do not count, and those that do."""
+TRIM = 0.05
+"""Share of the pairs that is left out at each end: a step in which the machine did something else."""
 BOOTSTRAPS = 2000
-FAST = 20.0
-CALLS, REPETITIONS = 2000, 30
+CALLS, REPETITIONS, COLD_CALLS = 1000, 30, 200
+FLUSH_PATIENCE_S = 0.5
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--dims", type=int, nargs="+", default=[384, 1024])
-    parser.add_argument("--rounds", type=int, default=120)
-    parser.add_argument("--steps", type=int, default=3, help="steps a block")
-    parser.add_argument("--profiler-rounds", type=int, default=20, help="rounds in which torch.profiler runs too")
+    parser.add_argument("--dims", type=int, nargs="+", default=[384, 1024], help="width of the layers; one job each")
+    parser.add_argument("--seconds", type=float, default=70.0, help="time for each job")
+    parser.add_argument("--profiler-rounds", type=int, default=6, help="rounds in which torch.profiler runs too")
     parser.add_argument("--json", default="", metavar="FILE")
     return parser.parse_args()
 
@@ -60,93 +74,165 @@ class Job:
         stage = PipelineStage(self.model, rank, ranks, torch.device("cpu"))
         self.schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.MSELoss())
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        batch = torch.randn(MICROBATCHES * ROWS, dim)
-        self.first = (batch,) if rank == 0 else ()
-        self.last = {"target": batch} if rank == ranks - 1 else {}
-
-    def block(self, steps: int) -> float:
-        """CPU seconds a step; the first one, in which Python adapts to what was just patched, does not count."""
-        self.step()
-        dist.barrier()
-        begin = time.process_time()
-        for _ in range(steps):
-            self.step()
-        return (time.process_time() - begin) / steps
+        self.batch = torch.randn(MICROBATCHES * ROWS, dim)
+        self.first = (self.batch,) if rank == 0 else ()
+        self.last = {"target": self.batch} if rank == ranks - 1 else {}
 
     def step(self) -> None:
         self.schedule.step(*self.first, **self.last)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def single(self, writer: int) -> tuple[float, float, float]:
+        """CPU seconds of a step until it is written: of this thread, of the one with that clock, of the process."""
+        dist.barrier()
+        process, writing, thread = time.process_time(), time.clock_gettime(writer), time.thread_time()
+        self.step()
+        end = time.thread_time()
+        until = time.monotonic() + FLUSH_PATIENCE_S
+        while RECORDER.recorded > written() and time.monotonic() < until:
+            time.sleep(0.001)  # the writer is at it
+        waiting = time.thread_time() - end
+        return end - thread, time.clock_gettime(writer) - writing, time.process_time() - process - waiting
 
-class Modes:
-    """The ways in which a block may run."""
-
-    def __init__(self) -> None:
-        self.events = 0
-        self.profiler_events = 0
-
-    def dormant(self, job: Job, steps: int) -> float:
-        RECORDER.sleep()
-        install.uninstall_probes()
-        return job.block(steps)
-
-    def probed(self, job: Job, steps: int) -> float:
-        install.install_probes()
-        RECORDER.wake()
-        before = RECORDER.recorded
-        cpu_s = job.block(steps)
-        self.events = (RECORDER.recorded - before) // (steps + 1)
-        return cpu_s
-
-    def profiled(self, job: Job, steps: int) -> float:
-        """Without the start and the stop of the profiler, which take another 0.1 to 0.4 s."""
-        RECORDER.sleep()
-        install.uninstall_probes()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            cpu_s = job.block(steps)
-        self.profiler_events = len(profiler.events()) // (steps + 1)
-        return cpu_s
+    def block(self) -> float:
+        """CPU seconds of the process a step."""
+        for _ in range(SETTLING_STEPS):
+            self.step()
+        dist.barrier()
+        begin = time.process_time()
+        for _ in range(BLOCK_STEPS):
+            self.step()
+        return (time.process_time() - begin) / BLOCK_STEPS
 
 
-def measure(args: argparse.Namespace, dim: int) -> dict[str, Any]:
-    job, modes = Job(dim), Modes()
-    for mode in (modes.probed, modes.dormant):
-        mode(job, args.steps)  # caches, lazy imports, initialisation
-    times: dict[str, list[float]] = {"dormant": [], "probed": [], "profiled": []}
-    for turn in range(args.rounds):
-        order = ("dormant", "probed") if turn % 2 else ("probed", "dormant")
-        for name in order:
-            times[name].append(getattr(modes, name)(job, args.steps))
-        if turn < args.profiler_rounds:
-            times["profiled"].append(modes.profiled(job, args.steps))
-    base_s = float(np.percentile(times["dormant"], FAST))
-    probed = ratio(times["probed"], times["dormant"])
-    profiled = ratio(times["profiled"], times["dormant"][: args.profiler_rounds])
+def written() -> int:
+    """Spans in the file."""
+    return RECORDER._writer.written if RECORDER._writer is not None else 0
+
+
+def bare(job: Job) -> float:
+    RECORDER.sleep()
+    install.uninstall_probes()
+    return job.block()
+
+
+def dormant(job: Job) -> float:
+    install.install_probes()
+    RECORDER.sleep()
+    install.sleep_probes()
+    return job.block()
+
+
+def recorded(job: Job) -> float:
+    install.install_probes()
+    RECORDER.wake()
+    return job.block()
+
+
+def profiled(job: Job, counts: list[int]) -> float:
+    """Without the start and the stop of the profiler, which take another 0.1 to 0.4 s."""
+    RECORDER.sleep()
+    install.uninstall_probes()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        cpu_s = job.block()
+    counts.append(len(profiler.events()) // (SETTLING_STEPS + BLOCK_STEPS))
+    return cpu_s
+
+
+def measure(dim: int, seconds: float, profiler_rounds: int) -> dict[str, Any]:
+    job = Job(dim)
+    install.install_probes()
+    RECORDER.wake()
+    result: dict[str, Any] = {"dim": dim, "events_per_step": events_per_step(job)}
+    step_s = wall_s(job.step)
+    pairs = as_rank_0(int(0.4 * seconds / step_s / 2))
+    result |= single_steps(job, max(10, pairs))
+    rounds = as_rank_0(int(0.6 * seconds / step_s / 3 / (SETTLING_STEPS + BLOCK_STEPS)))
+    return result | blocks(job, max(5, rounds), profiler_rounds)
+
+
+def events_per_step(job: Job, steps: int = 10) -> float:
+    """Spans of a step; all are written before they are counted."""
+    job.step()
+    RECORDER.flush()
+    before = RECORDER.recorded
+    for _ in range(steps):
+        job.step()
+    RECORDER.flush()
+    return (RECORDER.recorded - before) / steps
+
+
+def wall_s(step: Callable[[], None], steps: int = 20) -> float:
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - begin) / steps
+
+
+def as_rank_0(count: int) -> int:
+    """The number that rank 0 has, on all ranks."""
+    value = torch.tensor(count)
+    dist.broadcast(value, 0)
+    return int(value)
+
+
+def single_steps(job: Job, pairs: int) -> dict[str, Any]:
+    order = random.Random(0)  # the same on all ranks
+    times: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
+    writer = time.pthread_getcpuclockid(RECORDER._writer._thread.ident)
+    for _ in range(pairs):
+        for awake in order.sample([False, True], 2):
+            RECORDER.wake() if awake else RECORDER.sleep()
+            times[awake].append(job.single(writer))
+    asleep, awake = np.asarray(times[False]).T, np.asarray(times[True]).T
+    whole_s = trimmed_mean(asleep[2])
     return {
-        "dim": dim,
-        "cpu_ms_per_step": 1e3 * base_s,
-        "hooks": probed,
-        "events_per_step": modes.events,
-        "torch_profiler": profiled,
-        "torch_profiler_events_per_step": modes.profiler_events,
+        "pairs": pairs,
+        "cpu_ms_per_step": 1e3 * whole_s,
+        "training_thread": compare(awake[0], asleep[0], whole_s),
+        "writer_thread": compare(awake[1], asleep[1], whole_s),
+        "both_threads": compare(awake[0] + awake[1], asleep[0] + asleep[1], whole_s),
+        "process": compare(awake[2], asleep[2], whole_s),
     }
 
 
-def ratio(times_s: list[float], base_s: list[float]) -> dict[str, float]:
-    """Ratio of the fast blocks, with a 95 % bootstrap interval over the rounds (M: the two modes, R: rounds)."""
-    pairs_MR = np.asarray([times_s, base_s])
-    draws = np.random.default_rng(0).integers(len(base_s), size=(BOOTSTRAPS, len(base_s)))
-    fast, base = np.percentile(pairs_MR[:, draws], FAST, axis=2)
-    low, high = np.percentile(fast / base, [2.5, 97.5])
-    fast, base = np.percentile(pairs_MR, FAST, axis=1)
-    return {"ratio": float(fast / base), "low": float(low), "high": float(high)}
+def blocks(job: Job, rounds: int, profiler_rounds: int) -> dict[str, Any]:
+    modes: dict[str, Callable[[Job], float]] = {"bare": bare, "dormant": dormant, "recorded": recorded}
+    counts: list[int] = []
+    times: dict[str, list[float]] = {name: [] for name in (*modes, "profiled")}
+    order = random.Random(0)
+    for turn in range(rounds):
+        for name in order.sample(list(modes), len(modes)):
+            times[name].append(modes[name](job))
+        if turn < profiler_rounds:
+            times["profiled"].append(profiled(job, counts))
+    base = np.asarray(times["bare"])
+    found: dict[str, Any] = {"rounds": rounds}
+    for name in ("dormant", "recorded", "profiled"):
+        count = len(times[name])
+        found[name] = compare(np.asarray(times[name]), base[:count], trimmed_mean(base)) if count else None
+    return {**found, "profiled_events_per_step": counts[0] if counts else None}
+
+
+def trimmed_mean(values: Any) -> Any:
+    """Mean along the last axis without the extremes at both ends."""
+    cut = int(TRIM * np.shape(values)[-1])
+    return np.sort(values, axis=-1)[..., cut : np.shape(values)[-1] - cut].mean(axis=-1)
+
+
+def compare(times_s: Any, base_s: Any, whole_s: float) -> dict[str, float]:
+    """Mean difference of the pairs as a fraction of a whole, with a 95 % bootstrap interval over the pairs."""
+    fractions = (times_s - base_s) / whole_s
+    draws = np.random.default_rng(0).integers(len(fractions), size=(BOOTSTRAPS, len(fractions)))
+    low, high = np.percentile(trimmed_mean(fractions[draws]), [2.5, 97.5])
+    return {"fraction": float(trimmed_mean(fractions)), "low": float(low), "high": float(high)}
 
 
 class Nothing:
-    """Stands in for a stage, a tensor's group and a Work, whose calls do nothing."""
+    """Stands in for a stage, a group and a Work, whose calls do nothing."""
 
-    stage_index, has_backward, is_last, nbytes = 0, True, False, 64
+    stage_index, has_backward, is_last = 0, True, False
 
     def size(self) -> int:
         return 2
@@ -154,63 +240,115 @@ class Nothing:
     def rank(self) -> int:
         return 0
 
+    def forward_one_chunk(
+        self,
+        fwd_chunk_id: int,
+        args: Any,
+        kwargs: Any = None,
+        save_forward_output: Any = True,  # noqa: FBT002
+    ) -> None: ...
 
-def wrapped_calls_ns() -> dict[str, float]:
-    """Median ns of this thread's CPU that one wrapped call costs more than the bare one."""
+    def wait(self) -> None: ...
+
+    def send(self, tensors: Any, rank: int, tag: int) -> Any:  # noqa: ARG002
+        return self
+
+    def get_ops(self, chunk_id: int) -> Any:  # noqa: ARG002
+        return self.operations
+
+    operations: Any = ()
+    tensor: Any = None
+
+
+def wrapped_calls_ns(work: Callable[[], Any]) -> dict[str, tuple[float, float]]:
+    """Name -> median ns that one wrapped call takes longer than the bare one: in a loop, and after ``work``."""
     install.install_probes()
     RECORDER.wake()
-    works = [Nothing() for _ in range(CALLS)]
-    group, stage, tensors = Nothing(), Nothing(), [Nothing()]
-    RECORDER.threads.state.named = 1  # as within schedule.step: the universal layer leaves the work to the adapter
+    thread_state().named = 1  # as within schedule.step: the universal layer leaves the work to the adapter
+    one, tensors = Nothing(), [torch.randn(ROWS, LAYERS)]
+    one.tensor, one.operations = tensors[0], [one]
+    forward = torch_pipelining._compute(Nothing.forward_one_chunk, Kind.FORWARD)
+    send = process_group._message(Nothing.send, int(Kind.SEND))
+    wait = process_group._wait(Nothing.wait)
+    label = torch_pipelining._label(Nothing.get_ops, Payload.ACTIVATION)
+    send(one, tensors, 1, 0)  # makes it pending
+    calls = {
+        "forward_one_chunk": (forward, Nothing.forward_one_chunk, (one, 0, (), None, True)),
+        "get_fwd_send_ops": (label, Nothing.get_ops, (one, 0)),
+        "send": (send, Nothing.send, (one, tensors, 1, 0)),
+        "Work.wait": (wait, Nothing.wait, (one,)),
+    }
+    pending = dict(process_group._pending)
+    found = {}
+    for name, (wrapped, plain, arguments) in calls.items():
+        prepare = (lambda: process_group._pending.update(pending)) if name == "Work.wait" else (lambda: None)
+        # One after the other, so that a change of the machine's speed is in both.
+        hot = [timed_ns(wrapped, arguments, prepare) - timed_ns(plain, arguments, prepare) for _ in range(REPETITIONS)]
+        both = [[cold_ns(call, arguments, work, prepare) for call in (wrapped, plain)] for _ in range(COLD_CALLS)]
+        with_ns, without_ns = np.median(both, axis=0)
+        found[name] = (float(np.median(hot)), float(with_ns - without_ns))
+    thread_state().named = 0
+    process_group._pending.clear()
+    process_group.labels.clear()
+    RECORDER.spans.clear()
+    return found
 
-    def bare(*_: Any) -> Any:
-        return None
 
-    compute = torch_pipelining._compute(bare, Kind.FORWARD)
-    post = process_group._message(lambda *_: next(remaining), Kind.SEND)
-    wait = process_group._wait(bare)
-    remaining = iter(works)
-    costs: dict[str, list[float]] = {"forward_one_chunk": [], "send": [], "Work.wait": []}
-    for _ in range(REPETITIONS):
-        base_ns = timed_ns(bare, [(stage, 0)] * CALLS)
-        remaining = iter(works)
-        costs["forward_one_chunk"].append(timed_ns(compute, [(stage, 0)] * CALLS) - base_ns)
-        costs["send"].append(timed_ns(post, [(group, tensors, 1, 0)] * CALLS) - base_ns)
-        costs["Work.wait"].append(timed_ns(wait, [(work,) for work in works]) - base_ns)
-        RECORDER.spans.clear()
-    return {name: float(np.median(values)) for name, values in costs.items()}
-
-
-def timed_ns(function: Any, calls: list[tuple[Any, ...]]) -> float:
-    begin = time.thread_time_ns()
-    for arguments in calls:
+def timed_ns(function: Any, arguments: tuple[Any, ...], prepare: Callable[[], None]) -> float:
+    total = time.thread_time_ns()
+    for _ in range(CALLS):
+        prepare()
         function(*arguments)
-    return (time.thread_time_ns() - begin) / len(calls)
+    total = time.thread_time_ns() - total
+    RECORDER.spans.clear()
+    return total / CALLS
+
+
+def cold_ns(function: Any, arguments: tuple[Any, ...], work: Any, prepare: Callable[[], None]) -> int:
+    prepare()
+    work()
+    begin = time.perf_counter_ns()
+    function(*arguments)
+    return time.perf_counter_ns() - begin
+
+
+def percent(found: dict[str, float] | None) -> str:
+    if found is None:
+        return "not measured"
+    return f"{found['fraction']:+.2%}  (95 %: {found['low']:+.2%} to {found['high']:+.2%})"
 
 
 def show(result: dict[str, Any]) -> str:
-    hooks, profiler = result["hooks"], result["torch_profiler"]
     return (
         f"1F1B, 2 ranks, M={MICROBATCHES}, dim {result['dim']}: {result['cpu_ms_per_step']:.1f} ms of CPU a step\n"
-        f"  hooks           x{hooks['ratio']:.4f}  (95 %: {hooks['low']:.4f} to {hooks['high']:.4f}), "
-        f"{result['events_per_step']} events a step\n"
-        f"  torch.profiler  x{profiler['ratio']:.4f}  (95 %: {profiler['low']:.4f} to {profiler['high']:.4f}), "
-        f"{result['torch_profiler_events_per_step']} events a step"
-    )
+        f"  {result['pairs']} pairs of single steps, asleep and recorded ({result['events_per_step']:.0f} events)\n"
+        f"    training thread  {percent(result['training_thread'])}\n"
+        f"    writer's thread  {percent(result['writer_thread'])}\n"
+        f"    together         {percent(result['both_threads'])}\n"
+        f"    whole process    {percent(result['process'])}\n"
+        f"  {result['rounds']} rounds of blocks, against no hooks at all\n"
+        f"    dormant          {percent(result['dormant'])}\n"
+        f"    recorded         {percent(result['recorded'])}\n"
+        f"    torch.profiler   {percent(result['profiled'])}"
+    ) + (f", {result['profiled_events_per_step']} events a step" if result["profiled"] else "")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     args = parse_arguments()
     dist.init_process_group("gloo")
-    results = [measure(args, dim) for dim in args.dims]
+    results = [measure(dim, args.seconds, args.profiler_rounds) for dim in args.dims]
+    dist.barrier()
     if dist.get_rank() == 0:
-        calls_ns = wrapped_calls_ns()
+        job = Job(args.dims[0])
+        calls_ns = wrapped_calls_ns(lambda: job.model(job.batch[:ROWS]).sum().backward())
         for result in results:
             print(show(result))
-        print("a wrapped call: " + ", ".join(f"{name} +{cost:.0f} ns" for name, cost in calls_ns.items()), flush=True)
+        costs = [f"{name} +{hot:.0f} ({cold:.0f})" for name, (hot, cold) in calls_ns.items()]
+        print(f"a wrapped call, ns hot (cold): {', '.join(costs)}", flush=True)
         if args.json:
             Path(args.json).write_text(json.dumps({"jobs": results, "wrapped_calls_ns": calls_ns}, indent=1) + "\n")
+    dist.barrier()
     dist.destroy_process_group()
 
 
