@@ -147,6 +147,9 @@ def _instruments() -> Instruments | None:
     if not _clocks:
         _clocks.append(DeviceClock(CudaEvents(cuda), RECORDER.append))
         RECORDER.fact("device", cuda.get_device_name())
+        total_bytes = getattr(cuda.get_device_properties(cuda.current_device()), "total_memory", None)
+        if total_bytes is not None:
+            RECORDER.fact("device_memory_bytes", total_bytes)
         nvml.start(_say_awake, cuda)
     _hold_queries_in_captures(cuda, _clocks[0])
     return Instruments(_clocks[0], nvtx.open_ranges(), memory.Memory.of_cuda(cuda, RECORDER.lines.append))

@@ -42,6 +42,12 @@ class Held(NamedTuple):
         return f"rank {rank} of the pipeline would hold {most:.1f} GiB, and {limit:.1f} GiB are allowed"
 
 
+def device_bytes(run: Run) -> int | None:
+    """The memory of the smallest device, where the record tells."""
+    told = (whole_or_none(facts.facts, "device_memory_bytes") for facts in run.trace.ranks.values())
+    return min((size for size in told if size is not None), default=None)
+
+
 def held(run: Run, plan: Plan, now: Plan, change: Change) -> Held:
     """What the ranks hold under a plan, with the measured plan and its measured peaks to start from.
 

@@ -60,7 +60,12 @@ class Wish(NamedTuple):
 @click.option("--overlap", is_flag=True, help="No rank waits for a send, and messages travel at once.")
 @click.option("--checkpoint", is_flag=True, help="Each backward runs its forward again.")
 @click.option("--repair", multiple=True, metavar="stage:N|rank:N", help="No slower than the others. May be repeated.")
-@click.option("--memory-limit", metavar="GIB", type=click.FloatRange(0, 1e6), help="What a rank may hold at most.")
+@click.option(
+    "--memory-limit",
+    metavar="GIB",
+    type=click.FloatRange(0, 1e6),
+    help="What a rank may hold at most (default: its device).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def whatif(  # noqa: PLR0913  (one argument an option)
     paths: tuple[Path, ...],
@@ -118,9 +123,11 @@ def _run(paths: Sequence[Path]) -> Run:
 
 
 def _answer(run: Run, wish: Wish, limit_bytes: float | None) -> Answer:
-    from ppdiag.analyzers.what_if import Change, predict, survey  # noqa: PLC0415
+    from ppdiag.analyzers.what_if import Change, memory, predict, survey  # noqa: PLC0415
 
-    if limit_bytes is not None and predict(run, Change()).memory.bytes_R is None:
+    if limit_bytes is None:
+        limit_bytes = memory.device_bytes(run)
+    elif predict(run, Change()).memory.bytes_R is None:
         raise BadShape("the record has no readings of the device's memory: --memory-limit has nothing to go by")
     if wish.changes_something:
         changes = _changes(run, wish, limit_bytes)

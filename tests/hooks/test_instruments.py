@@ -52,6 +52,7 @@ class FakeCuda(SimpleNamespace):
             current_stream=lambda: SimpleNamespace(cuda_stream=self.device.stream),
             set_device=lambda _device: self.set_by.append(threading.get_ident()),
             get_device_name=lambda: "fake",
+            get_device_properties=lambda _device: SimpleNamespace(total_memory=80 << 30),
             memory_stats_as_nested_dict=lambda: statistics,
             CUDAGraph=type("CUDAGraph", (Graph,), {}),
         )

@@ -10,6 +10,7 @@ import pytest
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import analyse
 from ppdiag.analyzers.what_if import Change, Place, Run, run_of
+from ppdiag.analyzers.what_if.memory import device_bytes
 from ppdiag.analyzers.what_if.survey import answer, best_layers, single_changes
 from ppdiag.errors import BadShape
 from ppdiag.model import Kind
@@ -79,6 +80,13 @@ def test_a_split_leaves_no_stage_more_layers_than_its_memory_has_room_for() -> N
     assert best_layers(run, (8, 12, 8, 8), limit_bytes=30 * GIB).layers == (9, 9, 9, 9)
     with pytest.raises(BadShape, match="36 layers do not fit: the stages have room for 6,10,6,6"):
         best_layers(run, (8, 12, 8, 8), limit_bytes=20 * GIB)
+
+
+def test_the_smallest_device_is_the_limit() -> None:
+    run = with_memory(run_of_stages(10, 10), device_memory_bytes=80 * GIB)
+    small = replace(run.trace.ranks[1], facts={"device_memory_bytes": 40 * GIB})
+    mixed = replace(run, trace=replace(run.trace, ranks={**run.trace.ranks, 1: small}))
+    assert (device_bytes(run), device_bytes(mixed), device_bytes(run_of_stages(10, 10))) == (80 * GIB, 40 * GIB, None)
 
 
 def test_recomputing_keeps_inputs_alone() -> None:
