@@ -50,7 +50,9 @@ def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
     kinds, unknown = _kinds(named, sources)
     if not kinds:
         known = "; ".join(source.description for source in sources.values())
-        raise NotARun(f"{some(paths)}: not a recording that ppdiag can read{_looked_at(named)} (it reads {known})")
+        raise NotARun(
+            f"{some(paths)}: not a recording that ppdiag can read{_looked_at(named, sources)} (it reads {known})"
+        )
     best = max(kinds, key=lambda name: (name not in HANGS, len(kinds[name])))
     left_out = [f"{_files(kinds[name])} of {sources[name].description}" for name in kinds if name != best]
     left_out += [f"{_files(unknown)} of no kind that is known"] if unknown else []
@@ -90,20 +92,24 @@ def _kinds(paths: Sequence[Path], sources: Mapping[str, Source]) -> tuple[dict[s
 
 
 def _leaves(paths: Iterable[Path], runs: Source) -> Iterable[Path]:
-    """Files, and directories that are runs."""
+    """Files, and those of the paths that are runs. Runs in a directory may be of several jobs: they have to be named."""
     for path in paths:
         if path.is_dir() and not runs.recognises(path):
             inside = sorted(itertools.islice(path.iterdir(), MOST_FILES))
-            yield from (file for file in inside if file.is_file() or (file.is_dir() and runs.recognises(file)))
+            yield from (file for file in inside if file.is_file())
         else:
             yield path
 
 
-def _looked_at(paths: Sequence[Path]) -> str:
+def _looked_at(paths: Sequence[Path], sources: Mapping[str, Source]) -> str:
     """What kind of thing the path is, where that helps."""
+    inside = [entry for path in paths if path.is_dir() for entry in sorted(path.iterdir()) if entry.is_dir()]
+    runs = [entry for entry in inside if WHOLE in sources and sources[WHOLE].recognises(entry)]
+    if runs:
+        return f", but it holds {len(runs)} run{'s' if len(runs) > 1 else ''}: name one of {some(runs)}"
     if all(path.is_dir() and not any(path.iterdir()) for path in paths):
         return ": the directory is empty" if len(paths) == 1 else ": the directories are empty"
-    if any(path.is_dir() and any(entry.is_dir() for entry in path.iterdir()) for path in paths):
+    if inside:
         return "; directories in it are not searched, name them"
     return ""
 

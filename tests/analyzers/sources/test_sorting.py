@@ -88,6 +88,15 @@ def test_an_empty_directory_is_said_to_be_empty(tmp_path):
         read_recording([tmp_path])
 
 
+def test_runs_in_a_directory_are_not_taken_for_one_job(tmp_path):
+    for name in ("run-1", "run-2"):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name, small())
+    with pytest.raises(NotARun, match=r"it holds 2 runs: name one of .*run-1, .*run-2"):
+        read_recording([tmp_path])
+    assert sorted(read_trace([tmp_path / "run-2"]).ranks) == [0, 1]
+
+
 def test_directories_further_down_have_to_be_named(tmp_path):
     (tmp_path / "inner").mkdir()
     with pytest.raises(NotARun, match="directories in it are not searched"):
