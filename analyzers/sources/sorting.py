@@ -92,7 +92,7 @@ def _kinds(paths: Sequence[Path], sources: Mapping[str, Source]) -> tuple[dict[s
 
 
 def _leaves(paths: Iterable[Path], runs: Source) -> Iterable[Path]:
-    """Files, and those of the paths that are runs. Runs in a directory may be of several jobs: they have to be named."""
+    """Files, and those of the paths that are runs. Runs in a directory may be of several jobs: so name them."""
     for path in paths:
         if path.is_dir() and not runs.recognises(path):
             inside = sorted(itertools.islice(path.iterdir(), MOST_FILES))
