@@ -17,8 +17,8 @@ import numpy as np
 from ppdiag.analyzers.edges import CHAIN
 from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import COMPUTE
-from ppdiag.diagnosis import CriticalPath, CriticalSpan
 from ppdiag.model import Kind
+from ppdiag.origins import CriticalPath, CriticalSpan
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.graph import Graph

@@ -26,6 +26,7 @@ from ppdiag.errors import BadRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ppdiag.analyzers.attribution import Attribution
     from ppdiag.analyzers.graph import Graph
     from ppdiag.analyzers.program import Program
     from ppdiag.analyzers.shape import Shape
@@ -98,43 +99,54 @@ def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = No
 def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None = None) -> Diagnosis:
     """The diagnosis of a trace that has been taken apart."""
     tell = progress or (lambda *_: None)
-    trace, steps, shape, program = analysis.trace, analysis.steps, analysis.shape, analysis.program
-    graphs, measured, shares = analysis.graphs, analysis.measured, analysis.shares
-    attribution = attribute(shares, measured, np.sum([graph.work_R for graph in graphs], axis=0))
+    graphs, shares = analysis.graphs, analysis.shares
+    attribution = attribute(shares, analysis.measured, np.sum([graph.work_R for graph in graphs], axis=0))
     tell(_PARTS[3], 3, 4)
     why = attribution.why()
     imbalance = ImbalanceSplit(**split_imbalance(why.imbalance, shares))
-    context = verdict.Context(trace, shape, graphs[0], shares, why, imbalance)
-    diagnosis = Diagnosis(
+    context = verdict.Context(analysis.trace, analysis.shape, graphs[0], shares, why, imbalance)
+    diagnosis = _with_details(_with_tables(analysis, attribution, context), analysis)
+    evidence = Evidence(diagnosis, analysis, gains=verdict.gains(context))
+    tell(_PARTS[4], 4, 4)
+    return _stuck_first(replace(diagnosis, symptoms=find_symptoms(evidence)))
+
+
+def _with_tables(analysis: Analysis, attribution: Attribution, context: verdict.Context) -> Diagnosis:
+    """Both partitions, the tables of stages, links and ranks, and the verdict."""
+    trace, steps, shape = analysis.trace, analysis.steps, analysis.shape
+    return Diagnosis(
         source=trace.job.source,
         job=results.job(trace, steps, shape),
         steps=results.step_times(steps),
-        phases=results.phases(program, steps),
+        phases=results.phases(analysis.program, steps),
         where=attribution.where(),
-        why=why,
-        imbalance=imbalance,
+        why=context.why,
+        imbalance=context.imbalance,
         stages=results.stages(trace, steps, shape, attribution),
-        links=results.links(program, steps),
+        links=results.links(analysis.program, steps),
         ranks=results.ranks(trace, steps, shape, attribution),
-        replay_error_fraction=replay_error(graphs[0]),
+        replay_error_fraction=replay_error(context.graph),
         clock_error_s=trace.clock_error_s,
         verdict=verdict.decide(context),
         transports=tuple(dict(row) for row in trace.transports),
         overhead=overhead(trace),
         warnings=(*results.warnings(trace, steps), *shortfall(trace), *_left_out(analysis.left_out)),
         step_times_s=tuple(steps.duration_s.tolist()),
-        timeline=timeline.median_step(program, steps, graphs[0], measured),
-        root_cause=root_cause(graphs[0], trace, shape, idle=attribution.where().total, step_of=steps.recorded),
-        workers=workers(graphs[0], shape),
-        host=HostSplit(**split_host(why.host, shares)),
-        step_results=tuple(
-            StepResult(int(number), *parts)
-            for number, parts in zip(steps.recorded[steps.kept], by_step(shares, measured), strict=True)
-        ),
     )
-    evidence = Evidence(diagnosis, analysis, gains=verdict.gains(context))
-    tell(_PARTS[4], 4, 4)
-    return _stuck_first(replace(diagnosis, symptoms=find_symptoms(evidence)))
+
+
+def _with_details(found: Diagnosis, analysis: Analysis) -> Diagnosis:
+    """With what is behind the tables: the drawn step, where waits began, slow ranks, single steps."""
+    steps, shape, graph = analysis.steps, analysis.shape, analysis.graphs[0]
+    of_steps = zip(steps.recorded[steps.kept].tolist(), by_step(analysis.shares, analysis.measured), strict=True)
+    return replace(
+        found,
+        timeline=timeline.median_step(analysis.program, steps, graph, analysis.measured),
+        root_cause=root_cause(graph, analysis.trace, shape, idle=found.idle_fraction, step_of=steps.recorded),
+        workers=workers(graph, shape),
+        host=HostSplit(**split_host(found.why.host, analysis.shares)),
+        step_results=tuple(StepResult(number, *parts) for number, parts in of_steps),
+    )
 
 
 def _stuck_first(diagnosis: Diagnosis) -> Diagnosis:

@@ -31,8 +31,8 @@ from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import COMPUTE, START
 from ppdiag.analyzers.replay import World, replay
 from ppdiag.analyzers.why import equal_work
-from ppdiag.diagnosis import Origin, RootCause
 from ppdiag.model import Kind
+from ppdiag.origins import Origin, RootCause
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.graph import Graph

@@ -19,7 +19,7 @@ import numpy as np
 
 from ppdiag.analyzers.replay import World, replay
 from ppdiag.analyzers.why import equal_work
-from ppdiag.diagnosis import Workers
+from ppdiag.origins import Workers
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.graph import Graph

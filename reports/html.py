@@ -21,7 +21,8 @@ from ppdiag.reports import figures, timeline, words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ppdiag.diagnosis import Diagnosis, RankResult, StageResult, Where, Workers
+    from ppdiag.diagnosis import Diagnosis, RankResult, StageResult, Where
+    from ppdiag.origins import Workers
     from ppdiag.reports.figures import Theme
     from ppdiag.reports.words import Word
 

@@ -11,7 +11,8 @@ from ppdiag.diagnosis import Cause, Place, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppdiag.diagnosis import Advice, Diagnosis, Origin, Verdict
+    from ppdiag.diagnosis import Advice, Diagnosis, Verdict
+    from ppdiag.origins import Origin
 
 
 class Word(NamedTuple):

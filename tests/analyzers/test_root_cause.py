@@ -18,7 +18,8 @@ from tests.analyzers.factory import MS, Pipeline, ten_and_twenty
 from tests.analyzers.strategies import equal_stages, pipelines
 
 if TYPE_CHECKING:
-    from ppdiag.diagnosis import Diagnosis, Origin
+    from ppdiag.diagnosis import Diagnosis
+    from ppdiag.origins import Origin
 
 
 def diagnosed(name: str = "1F1B", ranks: int = 2, microbatches: int = 1, chunks: int = 1, **settings) -> Diagnosis:
