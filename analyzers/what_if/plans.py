@@ -76,6 +76,20 @@ def plan_of(run: Run, change: Change) -> Plan:
     return found._replace(size=size, overlap=change.overlap)
 
 
+def check_whole(run: Run) -> None:
+    """Ops can be laid out anew only where every stage of every pipeline left a record.
+
+    Raises:
+        BadShape: one did not.
+    """
+    for ranks in run.shape.pipelines:
+        held = sorted(stage for rank in ranks for stage in run.shape.stages[rank])
+        missing = sorted(set(range(run.stages)) - set(held))
+        if missing or len(held) != run.stages or len(ranks) != run.shape.pp:
+            found = f"has no record of stage {missing[0]}" if missing else "is of another shape than others"
+            raise BadShape(f"the pipeline of rank {ranks[0]} {found}: its ops cannot be laid out in another order")
+
+
 def _same_schedule(run: Run, microbatches: int) -> Plan:
     measured = measured_plan(run)
     if microbatches == run.shape.microbatches:

@@ -97,6 +97,7 @@ def predict(run: Run, change: Change) -> Prediction:
     now = plans.measured_plan(run)
     work_ratio = 1.0
     if change.reorders:
+        plans.check_whole(run)
         plan = plans.plan_of(run, change)
         replicas = slowest_replicas(run, (now, plan))
         same_K, ahead_RK = _settled(_laid_out(run, graph, now, replicas))

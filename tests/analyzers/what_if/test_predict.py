@@ -190,6 +190,14 @@ def test_what_cannot_be_is_refused_with_the_numbers(change: Change, words: str) 
         predict(run_of_pipeline(pipeline_of()), change)
 
 
+def test_a_pipeline_without_the_record_of_a_stage_is_not_laid_out_anew() -> None:
+    trace = pipeline_of().trace()
+    run = run_of(analyse(trace.where(trace.spans["rank"] != 1)))
+    assert predict(run, Change(checkpoint=True)).gain < 0
+    with pytest.raises(BadShape, match="has no record of stage 1"):
+        predict(run, Change(microbatches=16))
+
+
 @given(pipelines())
 def test_no_change_predicts_the_measured_step(pipeline: Pipeline) -> None:
     run = run_of_pipeline(pipeline)
