@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_FILES = 100_000
 LISTED = 4
+HEAD_BYTES = 1 << 16
 HANGS = ("flight_recorder", "nccl_inspector")
 """Sources that hold no steps: read only where there is nothing else."""
 WHOLE = "run_directory"
@@ -109,9 +110,16 @@ def _looked_at(paths: Sequence[Path], sources: Mapping[str, Source]) -> str:
         return f", but it holds {len(runs)} run{'s' if len(runs) > 1 else ''}: name one of {some(runs)}"
     if all(path.is_dir() and not any(path.iterdir()) for path in paths):
         return ": the directory is empty" if len(paths) == 1 else ": the directories are empty"
+    if any(_is_nccl_log(path) for path in _leaves(paths, sources[WHOLE])):
+        return "; NCCL's logs are read by ppdiag nccl"
     if inside:
         return "; directories in it are not searched, name them"
     return ""
+
+
+def _is_nccl_log(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return b" NCCL INFO " in stream.read(HEAD_BYTES)
 
 
 def some(paths: Sequence[Path]) -> str:

@@ -83,6 +83,11 @@ def test_nothing_known_is_one_line_that_says_what_is_read(tmp_path):
         read_recording([tmp_path])
 
 
+def test_a_log_of_nccl_is_sent_to_its_command():
+    with pytest.raises(NotARun, match="NCCL's logs are read by ppdiag nccl"):
+        read_recording([DATA / "nccl" / "single_node_roce_unused.log"])
+
+
 def test_an_empty_directory_is_said_to_be_empty(tmp_path):
     with pytest.raises(NotARun, match="the directory is empty"):
         read_recording([tmp_path])
