@@ -39,8 +39,18 @@ def labelled_ops(labels: Sequence[Placed], messages: Sequence[Message], threads:
         done, send = dones.get(piece.thread, empty), sends.get(piece.thread, empty)
         begin = _last_before(done, piece.start_ns, piece.end_ns)
         end = _first_after(send, begin, piece.end_ns)
+        end = _last_work(threads.get(piece.thread), begin, end)
         ops.append(Op(piece.label, begin, max(end, begin)))
     return ops
+
+
+def _last_work(thread: Thread | None, begin: int, end: int) -> int:
+    """When the last work between these times ended; ``end`` where there is none: labels cost time of their own."""
+    if thread is None or not len(thread.activity):
+        return end
+    at = int(np.searchsorted(thread.activity[:, 0], end, "left")) - 1
+    last = int(thread.activity[at, 1]) if at >= 0 else begin
+    return last if begin < last <= end else end
 
 
 def _pieces(labels: Sequence[Placed], threads: dict[int, Thread]) -> list[Placed]:
@@ -124,8 +134,19 @@ def _op(stretch: _Stretch, thread: Thread) -> Op:
     start, end = int(thread.activity[stretch.first, 0]), int(thread.activity[stretch.last, 1])
     if stretch.received_ns is not None:
         start = min(start, stretch.received_ns)
+    elif not stretch.autograd:  # data may have been made or split before
+        start = _first_forward(thread, start, end)
     label = Label(Kind.BACKWARD if stretch.autograd else Kind.FORWARD)
     return Op(label, start, end, inferred=True)
+
+
+def _first_forward(thread: Thread, start: int, end: int) -> int:
+    """When the first op with a backward began between these times; ``start`` where none is known."""
+    at = int(np.searchsorted(thread.forwards, start, "left"))
+    if at == len(thread.forwards) or thread.forwards[at] > end:
+        return start
+    outer = int(np.searchsorted(thread.activity[:, 0], thread.forwards[at], "right")) - 1
+    return max(start, int(thread.activity[outer, 0])) if outer >= 0 else start
 
 
 def _is_forward(stretches: Sequence[_Stretch], i: int, thread: Thread) -> bool:
