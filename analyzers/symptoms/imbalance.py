@@ -32,6 +32,11 @@ HOW = in_words_of(
     other="the layers of each stage, where your script splits the model",
 )
 MEASURE_AFTER = "compute time of each stage (the bar chart): within 10 % of each other"
+MEASURE = {
+    "stage": MEASURE_AFTER,
+    "microbatch": "imbalance between microbatches",
+    "rank": "compute time of the ranks that hold one stage: within 10 % of each other",
+}
 
 
 def find(evidence: Evidence) -> Symptom | None:
@@ -91,5 +96,5 @@ def _advice(evidence: Evidence) -> Advice:
         gain_fraction=max(0.0, found.gain),
         gain_range=found.gain_range,
         source=f"replay of the run with {found.change.words}, which layers and samples can only come near to",
-        measure_after=MEASURE_AFTER,
+        measure_after=MEASURE[even],
     )
