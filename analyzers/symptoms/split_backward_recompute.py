@@ -34,7 +34,7 @@ FORWARDS = 3.5
 
 
 def find(evidence: Evidence) -> Symptom | None:
-    """Fires where there are weight gradients of their own, and arguments or times say that activations are recomputed."""
+    """Fires where W is an op of its own, and arguments or times say that activations are recomputed."""
     said = _recomputes(evidence) or _times_say_so(evidence)
     stages = [stage for stage in evidence.diagnosis.stages if stage.weight_s > 0]
     if not said or not stages:
