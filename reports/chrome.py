@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdiag.diagnosis import Cause
 from ppdiag.portable import blocks_of, header_of
-from ppdiag.reports.tracks import arguments, arrow, first_moment_ns, ranks_of
+from ppdiag.reports.tracks import first_moment_ns, ranks_of
 from ppdiag.reports.words import CAUSES
 
 if TYPE_CHECKING:
@@ -60,27 +60,22 @@ def _events(exported: Exported) -> Iterator[dict[str, Any]]:
             key = {"pid": rank, "tid": number}
             yield {"ph": "M", **key, "name": "thread_name", "args": {"name": f"{track.name}{lane}"}}
             yield {"ph": "M", **key, "name": "thread_sort_index", "args": {"sort_index": number}}
-            for i in range(len(track.names)):
-                yield from _slice(exported, track, i, {**key, "zero_ns": zero_ns})
+            yield from _slices(track, key, zero_ns)
     yield from _steps(exported, zero_ns)
 
 
-def _slice(exported: Exported, track: Track, i: int, at: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """A slice, and the end of an arrow at it."""
-    start, end = int(track.start_ns[i]) - at["zero_ns"], int(track.end_ns[i]) - at["zero_ns"]
-    key = {"pid": at["pid"], "tid": at["tid"]}
-    event = {"ph": "X", **key, "ts": start / 1000, "dur": (end - start) / 1000, "name": track.names[i]}
-    event |= {"cat": track.name, "args": arguments(exported, track, i)}
-    if track.span[i] < 0:
-        event["cname"] = COLOURS[track.names[i]]
-    yield event
-    number = arrow(exported, track, i)
-    if number is not None:
-        # The last moment of a receive: its first may be that of the send, and a viewer may come to it first.
-        arrow_end = (
-            {"ph": "s", "ts": start / 1000} if track.name == "sends" else {"ph": "f", "bp": "e", "ts": end / 1000}
-        )
-        yield {**arrow_end, **key, "id": number, "name": "message", "cat": "message"}
+def _slices(track: Track, key: dict[str, int], zero_ns: int) -> Iterator[dict[str, Any]]:
+    """The slices of a track, and the ends of arrows at them."""
+    colours = COLOURS if track.name == "idle" else {}
+    for name, start_ns, end_ns, notes, arrow in track.slices():
+        start, end = (start_ns - zero_ns) / 1000, (end_ns - zero_ns) / 1000
+        colour = {"cname": colours[name]} if name in colours else {}
+        length = (end_ns - start_ns) / 1000
+        yield {"ph": "X", **key, "ts": start, "dur": length, "name": name, "cat": track.name, "args": notes, **colour}
+        if arrow:
+            # The last moment of a receive: its first may be that of the send, and a viewer may come to it first.
+            one_end = {"ph": "s", "ts": start} if track.name == "sends" else {"ph": "f", "bp": "e", "ts": end}
+            yield {**one_end, **key, "id": arrow, "name": "message", "cat": "message"}
 
 
 def _steps(exported: Exported, zero_ns: int) -> Iterator[dict[str, Any]]:

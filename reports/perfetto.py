@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.portable import PERFETTO_FIELD, PERFETTO_MAGIC, blocks_of, header_of
-from ppdiag.reports.tracks import arguments, arrow, ranks_of
+from ppdiag.reports.tracks import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ def write(exported: Exported, stream: BinaryIO) -> None:
         for number, track in enumerate(tracks):
             lane = f" ({track.lane + 1})" if track.lane else ""
             stream.write(_track(uuid + 1 + number, uuid, f"{track.name}{lane}", number))
-            stream.writelines(writer.slices(exported, track, uuid + 1 + number))
+            stream.writelines(writer.slices(track, uuid + 1 + number))
     stream.writelines(_steps(exported))
 
 
@@ -59,44 +59,43 @@ class _Sequence:
         self._names: dict[tuple[int, str], int] = {}
         self._begun = False
 
-    def slices(self, exported: Exported, track: Track, uuid: int) -> Iterator[bytes]:
+    def slices(self, track: Track, uuid: int) -> Iterator[bytes]:
         """The slices of a track."""
-        for i, name in enumerate(track.names):
-            flow = arrow(exported, track, i)
-            begin, end = _bytes(EVENT_CATEGORIES, track.name.encode()), b""
-            if flow is not None and track.name == "sends":
-                begin += _fixed(EVENT_FLOW, flow)
-            elif flow is not None:  # at the end of a receive: its begin may be that of the send
-                end = _fixed(EVENT_LAST_FLOW, flow)
-            times = int(track.start_ns[i]), int(track.end_ns[i])
-            yield from self.slice(name, times, uuid, arguments(exported, track, i), (begin, end))
+        category = _bytes(EVENT_CATEGORIES, track.name.encode())
+        for name, start_ns, end_ns, notes, arrow in track.slices():
+            first, last = category, b""
+            if arrow and track.name == "sends":
+                first += _fixed(EVENT_FLOW, arrow)
+            elif arrow:  # at the end of a receive: its begin may be that of the send
+                last = _fixed(EVENT_LAST_FLOW, arrow)
+            yield from self.slice(name, (start_ns, end_ns), uuid, notes, (first, last))
 
     def slice(
         self,
         name: str,
         times_ns: tuple[int, int],
         uuid: int,
-        shown: Mapping[str, int | str],
+        notes: Mapping[str, int | str],
         more: tuple[bytes, bytes] = (b"", b""),
     ) -> Iterator[bytes]:
         """The begin and the end of a slice; ``more`` are further fields of each."""
-        new = self._new(INTERNED_EVENT_NAMES, [name]) + self._new(INTERNED_ANNOTATION_NAMES, list(shown))
-        event = _number(EVENT_TYPE, SLICE_BEGIN) + _number(EVENT_TRACK, uuid) + more[0]
-        event += _number(EVENT_NAME_IID, self._names[INTERNED_EVENT_NAMES, name])
-        for key, value in shown.items():
+        new = self._new(INTERNED_EVENT_NAMES, name)
+        for key in notes:
+            new += self._new(INTERNED_ANNOTATION_NAMES, key)
+        where = _number(EVENT_TRACK, uuid)
+        event = BEGIN + where + more[0] + _number(EVENT_NAME_IID, self._names[INTERNED_EVENT_NAMES, name])
+        for key, value in notes.items():
             event += _bytes(EVENT_ANNOTATIONS, self._annotation(key, value))
         yield self._event(times_ns[0], event, new)
-        yield self._event(times_ns[1], _number(EVENT_TYPE, SLICE_END) + _number(EVENT_TRACK, uuid) + more[1], b"")
+        yield self._event(times_ns[1], END + where + more[1], b"")
 
-    def _new(self, kind: int, names: list[str]) -> bytes:
-        """Entries of the tables of names, for those that are not in them yet."""
-        found = b""
-        for name in names:
-            if (kind, name) not in self._names:
-                number = self._names[kind, name] = len(self._names) + 1
-                entry = _number(INTERNED_IID, number) + _bytes(INTERNED_NAME, name.encode("utf-8", "replace"))
-                found += _bytes(kind, entry)
-        return found
+    def _new(self, kind: int, name: str) -> bytes:
+        """An entry of a table of names, for one that is not in it yet."""
+        if (kind, name) in self._names:
+            return b""
+        number = self._names[kind, name] = len(self._names) + 1
+        entry = _number(INTERNED_IID, number) + _bytes(INTERNED_NAME, name.encode("utf-8", "replace"))
+        return _bytes(kind, entry)
 
     def _annotation(self, key: str, value: int | str) -> bytes:
         name = _number(ANNOTATION_NAME_IID, self._names[INTERNED_ANNOTATION_NAMES, key])
@@ -143,6 +142,8 @@ def _packet(content: bytes) -> bytes:
 
 def _varint(value: int) -> bytes:
     """A whole number in 7 bits a byte; a negative one as its two's complement of 64 bits."""
+    if 0 <= value < 0x80:
+        return value.to_bytes(1, "little")
     value &= (1 << 64) - 1
     found = bytearray()
     while value >= 0x80:
@@ -162,3 +163,7 @@ def _fixed(field: int, value: int) -> bytes:
 
 def _bytes(field: int, value: bytes) -> bytes:
     return _varint(field << 3 | BYTES) + _varint(len(value)) + value
+
+
+BEGIN, END = _number(EVENT_TYPE, SLICE_BEGIN), _number(EVENT_TYPE, SLICE_END)
+"""Of an event."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ppdiag.reports.words import rank_list, visible
 from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ppdiag.exported import Exported
 
@@ -34,8 +35,38 @@ TRACKS = {
 }
 """The tracks of a rank, from top to bottom."""
 LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.WEIGHT: "W"}
+PEERS = {Kind.SEND: "send to rank", Kind.RECV: "receive from rank"}
+OTHERS: dict[tuple[int, int], str] = {
+    **{(Kind.COLLECTIVE, op): op.name.lower() for op in Collective},
+    (Kind.COLLECTIVE, Collective.OTHER): "collective",
+    (Kind.HOST, HostCause.OTHER): "host",
+    (Kind.HOST, HostCause.GC): "garbage collection",
+    (Kind.HOST, HostCause.DATA): "waits for data",
+    **{(kind, 0): kind.name.lower() for kind in (Kind.OPTIMIZER, Kind.SCHEDULE, Kind.INIT)},
+}
+"""By kind and op; an op that is not here is called as the kind's op 0."""
+LABELS = ("step", "stage", "microbatch")
+MESSAGE_FIELDS = ("peer", "tag", "seq", "size_bytes")
+COLLECTIVE_FIELDS = ("group", "size_bytes")
+AT_ONCE = 1 << 14
+"""Slices described at once."""
 LEAST_NS = 1
 """A slice of no length is not drawn, and no arrow can start at it."""
+
+
+Notes = dict[str, "int | str"]
+
+
+class Slice(NamedTuple):
+    """One slice of a track."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    notes: Notes
+    """What a viewer shows when it is clicked."""
+    arrow: int
+    """Number of the arrow from a send to its receive, the same at both ends; 0 for slices without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +76,23 @@ class Track:
     Attributes:
         name: of the track.
         lane: 0 for the first.
-        start_ns, end_ns: of each slice, sorted.
-        names: of each slice.
-        span: index of each slice's span; -1 for idle time.
-        idle: index in the export's idle time; -1 for spans.
-        waits: whether the slice is the part of a receive in which the sender had not sent.
+        start_ns, end_ns: of each slice, in order of their begin.
+        describe: names, notes and arrows of some of the slices.
     """
 
     name: str
     lane: int
     start_ns: np.ndarray
     end_ns: np.ndarray
-    names: Sequence[str]
-    span: np.ndarray
-    idle: np.ndarray
-    waits: np.ndarray
+    describe: Callable[[slice], tuple[list[str], list[Notes], list[int]]]
+
+    def slices(self) -> Iterator[Slice]:
+        """The slices, made a part at a time: one takes ten times the memory of its span."""
+        for first in range(0, len(self.start_ns), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            names, notes, arrows = self.describe(part)
+            times = self.start_ns[part].tolist(), self.end_ns[part].tolist()
+            yield from map(Slice, names, *times, notes, arrows)
 
 
 def first_moment_ns(exported: Exported) -> int:
@@ -95,10 +128,15 @@ def _idle(exported: Exported, own: slice) -> list[Track]:
     rows = exported.idle[own]
     if not len(rows):
         return []
-    names = [CAUSE_WORDS[CAUSES[cause]].label for cause in rows["cause"].tolist()]
-    index = np.arange(own.start, own.stop)
-    nothing, no = np.full(len(rows), -1), np.zeros(len(rows), bool)
-    return [Track("idle", 0, rows["start_ns"], rows["end_ns"], names, nothing, index, no)]
+    places = [place.value.replace("_", " ") for place in PLACES]
+    causes = [CAUSE_WORDS[cause].label for cause in CAUSES]
+
+    def describe(part: slice) -> tuple[list[str], list[Notes], list[int]]:
+        some = rows[part]
+        notes: list[Notes] = [{"stood in": places[place]} for place in some["place"].tolist()]
+        return [causes[cause] for cause in some["cause"].tolist()], notes, [0] * len(some)
+
+    return [Track("idle", 0, rows["start_ns"], rows["end_ns"], describe)]
 
 
 def _lanes(exported: Exported, name: str, index: np.ndarray, *, several: bool) -> Iterator[Track]:
@@ -113,9 +151,22 @@ def _lanes(exported: Exported, name: str, index: np.ndarray, *, several: bool) -
     lane_of = _lane_of(start_ns, end_ns)
     for lane in range(int(lane_of.max(initial=-1)) + 1):
         own = np.flatnonzero(lane_of == lane)
-        rows = zip(exported.spans[index[own]], waits[own].tolist(), strict=True)
-        names = [f"wait for rank {span['peer']}" if wait else _name(span, several=several) for span, wait in rows]
-        yield Track(name, lane, start_ns[own], end_ns[own], names, index[own], np.full(len(own), -1), waits[own])
+        describe = partial(_describe, exported, index[own], waits[own], several)
+        yield Track(name, lane, start_ns[own], end_ns[own], describe)
+
+
+def _describe(
+    exported: Exported,
+    index: np.ndarray,
+    waits: np.ndarray,
+    several: bool,  # noqa: FBT001  (of a partial)
+    part: slice,
+) -> tuple[list[str], list[Notes], list[int]]:
+    """Names, notes and arrows of some of the slices whose spans (indices) these are."""
+    index, waits = index[part], waits[part]
+    spans, partner = exported.spans[index], exported.partner[index]
+    arrows = np.where((partner >= 0) & ~waits, np.minimum(partner, index) + 1, 0).tolist()
+    return _names(spans, waits, several=several), _notes(spans), arrows
 
 
 def _cut_where_sent(
@@ -154,42 +205,29 @@ def _lane_of(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
     return lane_of
 
 
-def _name(span: np.ndarray, *, several: bool) -> str:
-    """What a slice is called. Viewers give slices whose names differ in numbers only one colour."""
-    kind = Kind(int(span["kind"]))
-    if kind in LETTERS:
-        stage = f" s{span['stage']}" if several and span["stage"] >= 0 else ""
-        evaluation = " evaluation" if span["flags"] & Flag.EVALUATION else ""
-        return f"{LETTERS[kind]} {span['microbatch']}{stage}{evaluation}"
-    if kind is Kind.COLLECTIVE:
-        known = int(span["op"]) in Collective._value2member_map_
-        return Collective(int(span["op"])).name.lower() if known else "collective"
-    if kind is Kind.HOST:
-        known = int(span["op"]) in HostCause._value2member_map_
-        return {HostCause.GC: "garbage collection", HostCause.DATA: "waits for data"}.get(
-            HostCause(int(span["op"])) if known else HostCause.OTHER, "host"
-        )
-    words = {Kind.SEND: "send to rank", Kind.RECV: "receive from rank"}
-    return f"{words[kind]} {span['peer']}" if kind in words else kind.name.lower()
+def _names(spans: np.ndarray, waits: np.ndarray, *, several: bool) -> list[str]:
+    """What slices are called. Viewers give slices whose names differ in numbers only one colour."""
+    columns = (spans[name].tolist() for name in ("kind", "op", "stage", "microbatch", "peer"))
+    evaluation = ((spans["flags"] & np.uint16(Flag.EVALUATION)) != 0).tolist()
+    found = []
+    for kind, op, stage, microbatch, peer, waiting, evaluated in zip(*columns, waits.tolist(), evaluation, strict=True):
+        if waiting:
+            found.append(f"wait for rank {peer}")
+        elif kind in LETTERS:
+            where = f" s{stage}" if several and stage >= 0 else ""
+            found.append(f"{LETTERS[kind]} {microbatch}{where}{' evaluation' if evaluated else ''}")
+        elif kind in PEERS:
+            found.append(f"{PEERS[kind]} {peer}")
+        else:
+            found.append(OTHERS.get((kind, op)) or OTHERS[kind, 0])
+    return found
 
 
-def arguments(exported: Exported, track: Track, i: int) -> dict[str, int | str]:
-    """What a viewer shows of a slice when it is clicked."""
-    if track.span[i] < 0:
-        row = exported.idle[track.idle[i]]
-        return {"stood in": PLACES[row["place"]].value.replace("_", " ")}
-    span = exported.spans[track.span[i]]
-    shown: dict[str, int | str] = {name: int(span[name]) for name in ("step", "stage", "microbatch") if span[name] >= 0}
-    if span["kind"] in (Kind.SEND, Kind.RECV):
-        shown |= {name: int(span[name]) for name in ("peer", "tag", "seq", "size_bytes")}
-    if span["kind"] == Kind.COLLECTIVE:
-        shown |= {"group": int(span["group"]), "size_bytes": int(span["size_bytes"])}
-    return shown
-
-
-def arrow(exported: Exported, track: Track, i: int) -> int | None:
-    """The number of the arrow from a send to its receive, the same at both ends; None for slices without one."""
-    span = int(track.span[i])
-    if span < 0 or track.waits[i] or exported.partner[span] < 0:
-        return None
-    return min(span, int(exported.partner[span])) + 1
+def _notes(spans: np.ndarray) -> list[Notes]:
+    columns = {name: spans[name].tolist() for name in (*LABELS, *MESSAGE_FIELDS, *COLLECTIVE_FIELDS)}
+    found: list[Notes] = []
+    for i, kind in enumerate(spans["kind"].tolist()):
+        notes: Notes = {name: columns[name][i] for name in LABELS if columns[name][i] >= 0}
+        more = MESSAGE_FIELDS if kind in PEERS else COLLECTIVE_FIELDS if kind == Kind.COLLECTIVE else ()
+        found.append(notes | {name: columns[name][i] for name in more})
+    return found

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppdiag.model import HostCause, Kind
-from ppdiag.reports.tracks import _lane_of, arguments, arrow, ranks_of
+from ppdiag.reports import tracks as tracks_module
+from ppdiag.reports.tracks import _lane_of, ranks_of
 from tests.reports.exports import MS, make_export
 
 
@@ -17,7 +18,7 @@ def drawn(exported):
         (rank, track.name, name, start / MS, end / MS)
         for rank, _, tracks in ranks_of(exported)
         for track in tracks
-        for name, start, end in zip(track.names, track.start_ns.tolist(), track.end_ns.tolist(), strict=True)
+        for name, start, end, _, _ in track.slices()
     }
 
 
@@ -40,29 +41,23 @@ def test_a_process_is_called_by_rank_stage_and_host_and_nothing_in_it_can_steer_
 
 
 def test_an_arrow_leads_from_the_send_to_the_transfer_and_not_to_the_wait():
-    exported = make_export()
     ends = [
-        (track.name, track.names[i], arrow(exported, track, i))
-        for _, _, tracks in ranks_of(exported)
+        (track.name, name, arrow)
+        for _, _, tracks in ranks_of(make_export())
         for track in tracks
-        for i in range(len(track.names))
-        if arrow(exported, track, i) is not None
+        for name, _, _, _, arrow in track.slices()
+        if arrow
     ]
     (first, _, a), (second, name, b) = ends
     assert (first, second, name, a == b) == ("sends", "receives", "receive from rank 0", True)
 
 
 def test_what_a_slice_says_when_it_is_clicked():
-    exported = make_export()
-    tracks = {track.name: track for _, _, tracks in ranks_of(exported) for track in tracks}
-    assert arguments(exported, tracks["sends"], 0) == {
-        "step": 0,
-        "peer": 1,
-        "tag": 0,
-        "seq": 0,
-        "size_bytes": 64,
-    }
-    assert arguments(exported, tracks["idle"], 1) == {"stood in": "transfer"}
+    tracks = {track.name: track for _, _, tracks in ranks_of(make_export()) for track in tracks}
+    notes = {name: [found.notes for found in track.slices()] for name, track in tracks.items()}
+    assert notes["sends"] == [{"step": 0, "peer": 1, "tag": 0, "seq": 0, "size_bytes": 64}]
+    assert notes["compute"] == [{"step": 0, "stage": 1, "microbatch": 0}]
+    assert notes["idle"] == [{"stood in": "late sender"}, {"stood in": "transfer"}]
 
 
 def test_a_rank_with_several_stages_names_the_stage_of_each_op():
@@ -88,6 +83,12 @@ def test_kinds_and_ops_that_are_unknown_have_a_name_all_the_same():
     ]
     names = {name for rank, _, name, _, _ in drawn(make_export(rows)) if rank == 0}
     assert names == {"collective", "host", "garbage collection"}
+
+
+def test_parts_are_joined_without_a_seam(monkeypatch):
+    whole = drawn(make_export())
+    monkeypatch.setattr(tracks_module, "AT_ONCE", 1)
+    assert drawn(make_export()) == whole
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=40))
