@@ -32,6 +32,7 @@ from ppdiag.model import NONE, RankStatus
 from ppdiag.rundir import MAX_BYTES_VARIABLE, RUN_DIR_VARIABLE, clock_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from ppdiag.hooks.instruments import Instruments
@@ -104,7 +105,7 @@ class Recorder:
         self.stopped = False
         """Never to start (again) in this process."""
         self._spans: list[Any] = []
-        self.append = self._spans.append
+        self.append: Callable[[tuple[int | Tail, ...]], None] = self._spans.append
         """Takes a span as it is, or as ``(start_ns, end_ns, tail)``: joined on the writer's thread."""
         self.lines: list[dict[str, Any]] = []
         self.threads = Threads()
@@ -167,14 +168,15 @@ class Recorder:
     @property
     def spans(self) -> list[tuple[int, ...]]:
         """Spans that are not written yet, each in the order of ``model.SPAN_FIELDS``."""
-        self._spans[:] = map(_joined, self._spans)
+        joined = _joined(self._spans)
+        self._spans[: len(joined)] = joined  # others may have been appended since
         return self._spans
 
     def take(self, most: int) -> list[tuple[int, ...]]:
         """Up to so many of these, which are the caller's from now on."""
         taken = self._spans[:most]
         del self._spans[: len(taken)]
-        return list(map(_joined, taken))
+        return _joined(taken)
 
     @property
     def recorded(self) -> int:
@@ -269,9 +271,8 @@ def _call_all(functions: list[Any]) -> None:
             guard.failed(getattr(function, "__qualname__", "listener"), error)
 
 
-def _joined(span: Any) -> tuple[int, ...]:
-    joined: tuple[int, ...] = span[:2] + span[2] if len(span) == _NESTED else span
-    return joined
+def _joined(spans: list[Any]) -> list[tuple[int, ...]]:
+    return [span[:2] + span[2] if len(span) == _NESTED else span for span in spans]
 
 
 def compute_tail(kind: int, start_ns: int, label: tuple[int, int, int], flags: int) -> Tail:

@@ -40,7 +40,7 @@ _STATE_NS = int(1e9 * TICK_S) // 2
 """Flushes at the ends of short steps do not write the state each time; those of the ticks do."""
 SLEEPING_TICK_S = 2.0
 """The same while nothing is recorded."""
-ANCHOR_PERIOD_S = 60.0
+ANCHOR_PERIOD_NS = 60_000_000_000
 BLOCK_RECORDS = 256
 """Records packed in one go; packing holds the GIL (about 0.5 us a record): this bounds a stall of the job to 0.2 ms."""
 MAX_STARTS = 10_000
@@ -94,7 +94,7 @@ class Writer:
         self._closed = False
         self._state_ns = 0
         """When the state was last written."""
-        self._next_anchor = 0.0
+        self._next_anchor_ns = 0
         self._size_bytes = 0
         self.written = 0
         """Spans in the file."""
@@ -134,7 +134,7 @@ class Writer:
             try:
                 self._recorder.before_flush()
                 self._write_spans()
-                self._write_lines()
+                self._write_lines(now_ns)
                 if now_ns - self._state_ns >= state_after_ns:
                     self._state_ns = now_ns
                     self._write_state()
@@ -168,8 +168,10 @@ class Writer:
                 self._stop(f"the writer failed: {error}", "recording stops, the job goes on")
 
     def _write_spans(self) -> None:
-        while batch := self._recorder.take(BLOCK_RECORDS):
-            block = encode_block(self._pack(batch), len(batch))
+        count = BLOCK_RECORDS
+        while count == BLOCK_RECORDS and (batch := self._recorder.take(BLOCK_RECORDS)):
+            count = len(batch)
+            block = encode_block(self._pack(batch), count)
             if self._size_bytes + len(block) > self._max_bytes:
                 self._max_bytes, limit = 0, self._max_bytes
                 if limit:  # the first time
@@ -179,12 +181,11 @@ class Writer:
                 return
             self._write_all(self._spans_fd, block)
             self._size_bytes += len(block)
-            self.written += len(batch)
+            self.written += count
 
-    def _write_lines(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_anchor:
-            self._next_anchor = now + ANCHOR_PERIOD_S
+    def _write_lines(self, now_ns: int) -> None:
+        if now_ns >= self._next_anchor_ns:
+            self._next_anchor_ns = now_ns + ANCHOR_PERIOD_NS
             self._recorder.lines.append(anchor())
         lines = self._recorder.lines
         if count := len(lines):
@@ -220,9 +221,9 @@ class Writer:
         STATE_TAG.pack_into(self._state, STATE_TAG_OFFSET, tag)
 
     def _write_all(self, fd: int, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        written = os.write(fd, data)
+        while written < len(data):
+            written += os.write(fd, memoryview(data)[written:])
 
 
 def anchor() -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ppdiag.hooks import process_group
+from ppdiag.hooks import groups, process_group
 from ppdiag.hooks.recorder import RECORDER
 from ppdiag.model import NONE, SPAN_FIELDS, Collective, Flag, Kind, Payload
 
@@ -254,3 +255,36 @@ def test_an_op_after_an_optimizer_step_begins_a_step(group: Group, monkeypatch: 
     group.send([Tensor()], 1, 0).wait()
     group.send([Tensor()], 1, 0).wait()
     assert [span["step"] for span in recorded()] == [4, 4]
+
+
+def test_a_call_by_name_in_any_order_is_recorded_and_one_that_the_group_refuses_is_refused_by_it(group: Group) -> None:
+    group.send(tag=5, tensors=[Tensor()], dstRank=1).wait()
+    (span,) = recorded()
+    assert (span["peer"], span["tag"]) == (9, 5)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {}), (([], 1), {}), (([], 1, 0), {"color": 1})]
+    for arguments, named in calls:
+        with pytest.raises(TypeError, match="send"):
+            group.send(*arguments, **named)
+    assert len(recorded()) == 1
+
+
+@pytest.mark.usefixtures("group")
+def test_a_group_that_takes_the_id_of_a_destroyed_one_starts_its_own_count() -> None:
+    other = Group()
+    other.send([Tensor()], 1, 0).wait()
+    key = id(other)
+    assert any(place[0] == key for place in groups.CHANNELS[int(Kind.SEND)])
+    del other
+    gc.collect()
+    assert not any(place[0] == key for place in groups.CHANNELS[int(Kind.SEND)])
+    assert key not in groups.KNOWN
+
+
+def test_a_work_of_the_users_that_cannot_be_compared_is_waited_for(group: Group) -> None:
+    class Odd(Work):
+        __hash__ = None  # type: ignore[assignment]
+
+    kept = group.send([Tensor()], 1, 0)
+    assert Odd().wait()
+    kept.wait()
+    assert len(recorded()) == 1

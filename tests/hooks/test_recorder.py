@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ppdiag.hooks.recorder import Recorder
+from ppdiag.hooks.recorder import Recorder, ThreadState, thread_state
 from ppdiag.model import RankStatus
 from ppdiag.rundir import STATE, STATE_OFFSET, clock_identity
 
@@ -155,3 +157,26 @@ def test_processes_of_one_boot_and_namespace_share_a_clock(checkout_environment:
     command = [sys.executable, "-c", code]
     other = subprocess.run(command, env=checkout_environment, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == clock_identity()
+
+
+def test_a_span_with_its_tail_apart_is_joined_before_anybody_sees_it() -> None:
+    recorder = Recorder()
+    tail = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
+    recorder.append((1, 2, tail))
+    recorder.append((3, 4, *tail))
+    assert recorder.spans == [(1, 2, *tail), (3, 4, *tail)]
+    recorder.append((5, 6, tail))
+    assert recorder.take(2) == [(1, 2, *tail), (3, 4, *tail)]
+    assert recorder.take(2) == [(5, 6, *tail)]
+    assert recorder.take(2) == []
+
+
+def test_each_thread_has_a_state_of_its_own_and_keeps_it_in_every_context() -> None:
+    def state_twice() -> tuple[ThreadState, ThreadState]:
+        return thread_state(), contextvars.Context().run(thread_state)
+
+    with ThreadPoolExecutor(1) as pool:
+        first, second = state_twice(), pool.submit(state_twice).result()
+    assert first[0] is first[1]
+    assert second[0] is second[1]
+    assert first[0].number != second[0].number
