@@ -84,6 +84,7 @@ def run(sources: list[str], first: int, count: int, workers: int) -> int:
     for index, source in enumerate(sources):
         own = count // len(sources) + (index < count % len(sources))
         shares += [(source, first + at, min(SHARE, own - at)) for at in range(0, own, SHARE)]
+    shares.sort(key=lambda share: share[1])  # all sources in turn
     done: Counter[str] = Counter()
     wrong = 0
     begin = time.monotonic()
@@ -99,6 +100,8 @@ def run(sources: list[str], first: int, count: int, workers: int) -> int:
             done[source] += number
             wrong += said.count("--- ")
             print(said, end="", flush=True)
+            if sum(done.values()) % (50 * SHARE) < number:
+                print(f"{sum(done.values())} recordings, {wrong} went wrong", flush=True)
     for source, number in done.items():
         print(f"{source:24}{number:9} recordings")
     print(f"{sum(done.values())} recordings in {time.monotonic() - begin:.0f} s, {wrong} went wrong")

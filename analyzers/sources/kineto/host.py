@@ -8,6 +8,7 @@ the last moment before the end of the wait at which something of that thread beg
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,6 +48,7 @@ _TYPE_BYTES = {
     **dict.fromkeys(("unsigned char", "signed char", "bool", "Byte", "Char"), 1),
 }
 MOST_PEER = 1 << 20
+_ANNOTATED = re.compile(r"nccl:(send|recv) \d{1,7}(?:->|<-)(\d{1,7})")
 
 
 class Placed(NamedTuple):
@@ -128,7 +130,8 @@ def step_marks(events: Events) -> list[tuple[int, int]]:
 def messages_of(events: Events) -> list[Message]:
     """Sends, receives and collectives as the host posted them, by post.
 
-    Of NCCL ``record_param_comms`` is taken, which says most; else the calls of ``c10d``.
+    Of NCCL ``record_param_comms`` is taken, which says most; else the calls of ``c10d``, else annotations. Where the
+    first do not say the peer, the annotation inside of them does (torch before 2.3).
     """
     calls = [(i, events.name_of(i)) for i in events.of(Category.COMMUNICATION_OP).tolist()]
     told = [i for i, name in calls if name == "record_param_comms" and _collective_name(events, i)]
@@ -137,7 +140,38 @@ def messages_of(events: Events) -> list[Message]:
     else:
         found = [_called_message(events, i, name) for i, name in calls if name.startswith("c10d::")]
         _find_ends(found, events)
-    return sorted((message for message in found if message is not None), key=lambda message: message.post_ns)
+    messages = [message for message in found if message is not None]
+    annotated = _annotated_messages(events)
+    if not any(message.kind is not Kind.COLLECTIVE for message in messages):
+        messages += annotated
+    else:
+        _take_peers(messages, annotated)
+    return sorted(messages, key=lambda message: message.post_ns)
+
+
+def _annotated_messages(events: Events) -> list[Message]:
+    """Sends and receives as NCCL's annotations name them: ``nccl:send 0->1``, by ranks of their group."""
+    known = {index: match for index, name in enumerate(events.names) if (match := _ANNOTATED.fullmatch(name))}
+    found = []
+    for i in events.of(Category.LABEL).tolist():
+        if match := known.get(int(events.name[i])):
+            times = int(events.thread[i]), int(events.start_ns[i]), int(events.end_ns[i])
+            found.append(Message(_ENDS[match[1]], *times, peer=whole(match[2])))
+    return found
+
+
+def _take_peers(messages: Sequence[Message], annotated: Sequence[Message]) -> None:
+    """Gives messages without a peer that of the annotation inside of them."""
+    inside: dict[tuple[int, Kind], list[Message]] = defaultdict(list)
+    for message in sorted(annotated, key=lambda message: message.post_ns):
+        inside[message.thread, message.kind].append(message)
+    starts = {key: np.array([message.post_ns for message in found]) for key, found in inside.items()}
+    for message in messages:
+        key = message.thread, message.kind
+        if message.peer == NONE and key in starts:
+            at = int(np.searchsorted(starts[key], message.post_ns, "left"))
+            if at < len(starts[key]) and starts[key][at] <= message.called_ns:
+                message.peer = inside[key][at].peer
 
 
 def _collective_name(events: Events, i: int) -> str:

@@ -49,7 +49,8 @@ class Writer:
         rank: place along the pipeline.
         labels: ``device`` (annotations of the host, with twins on the device), ``host`` (without twins) or ``none``.
         members: ranks of the job; the rank's own is ``members[rank]``.
-        local_peers: peers count within the group, as ``Rank``, and not as ``Src Rank`` or ``Dst Rank``.
+        peers: how they are told: ``global`` (``Src Rank`` and ``Dst Rank``), ``local`` (``Rank``, within the group),
+            ``annotation`` (``nccl:send 0->1``, within the group), ``annotation alone`` (and no ``record_param_comms``).
         kernel: name of the kernels of messages.
     """
 
@@ -59,13 +60,13 @@ class Writer:
         labels: str = "device",
         members: tuple[int, int] = (0, 1),
         *,
-        local_peers: bool = False,
+        peers: str = "global",
         kernel: str = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
     ) -> None:
         self.rank = rank
         self.labels = labels
         self.members = members
-        self.local_peers = local_peers
+        self.peers = peers
         self.kernel = kernel
         self.number = 0
         self.events: list[dict[str, Any]] = []
@@ -102,11 +103,16 @@ class Writer:
             name = f"PP:{self.rank}{kind.upper()}_{word}{microbatch}"
             self.complete("user_annotation", name, MAIN, (host, host + 40))
         group = {"Process Group Name": "7", "Process Group Ranks": str(list(self.members)), "Group size": 2}
-        named = {"Rank": peer} if self.local_peers else {}
-        if not self.local_peers:
+        named = {"Rank": peer} if self.peers == "local" else {}
+        if self.peers == "global":
             named["Dst Rank" if kind == "send" else "Src Rank"] = self.members[peer]
         told = {"Collective name": kind, "In msg nelems": 256, "dtype": "BFloat16", "External id": self.number, **group}
-        self.complete("cpu_op", "record_param_comms", MAIN, (host + 5, host + 30), **told, **named)
+        if self.peers != "annotation alone":
+            self.complete("cpu_op", "record_param_comms", MAIN, (host + 5, host + 30), **told, **named)
+        if self.peers.startswith("annotation"):
+            arrow = f"{self.rank}->{peer}" if kind == "send" else f"{self.rank}<-{peer}"
+            self.complete("user_annotation", f"nccl:{kind} {arrow}", MAIN, (host + 6, host + 29))
+        told = told if self.peers != "annotation alone" else {}
         self.complete("kernel", self.kernel, 20, (begin + start, begin + end), **told, **named)
 
     def write(self, folder: Path) -> Path:

@@ -67,12 +67,21 @@ def test_bytes_are_those_of_the_elements_and_their_type(tmp_path):
     assert set(spans["size_bytes"][spans["kind"] == Kind.SEND].tolist()) == {512}
 
 
-@pytest.mark.parametrize("local_peers", [False, True])
-def test_peers_are_ranks_of_the_job(tmp_path, local_peers):
-    trace = read_trace(write_job(tmp_path, members=(4, 7), local_peers=local_peers))
+@pytest.mark.parametrize("peers", ["global", "local", "annotation"])
+def test_peers_are_ranks_of_the_job(tmp_path, peers):
+    trace = read_trace(write_job(tmp_path, members=(4, 7), peers=peers))
     spans = trace.spans[np.isin(trace.spans["kind"], (Kind.SEND, Kind.RECV))]
     assert set(zip(spans["rank"].tolist(), spans["peer"].tolist(), strict=True)) == {(4, 7), (7, 4)}
     assert (match(trace).partner[np.isin(trace.spans["kind"], (Kind.SEND, Kind.RECV))] >= 0).all()
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_annotations_of_messages_are_enough(tmp_path, labels):
+    trace = read_trace(write_job(tmp_path, peers="annotation alone", labels=labels))
+    spans = trace.spans[np.isin(trace.spans["kind"], (Kind.SEND, Kind.RECV))]
+    assert set(zip(spans["rank"].tolist(), spans["peer"].tolist(), strict=True)) == {(0, 1), (1, 0)}
+    assert len(spans) == 2 * 4 * 3
+    assert diagnose(trace).job.schedule_name == "GPipe"
 
 
 def test_rccls_kernels_of_one_name_are_told_apart_by_their_arguments(tmp_path):
