@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppdiag.analyzers.replay import World, replay
-from ppdiag.analyzers.why import repaired_rank, repaired_stage
+from ppdiag.analyzers.why import Ops, repaired_rank, repaired_stage
 from ppdiag.diagnosis import Cause
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Candidate:
 def candidates(cause: Cause, graph: Graph) -> list[Candidate]:
     """Places of a cause, the largest gain first; none for the bubble, which has no place."""
     if cause is Cause.IMBALANCE:
-        stages, ranks = _stages(graph), _slow_ranks(graph)
+        ops = Ops.of(graph)
+        stages, ranks = _stages(graph, ops), _slow_ranks(graph, ops)
         return _ranked(graph, [*stages[0], *ranks[0]], chain(stages[1], ranks[1]))
     if cause is Cause.HOST:
         return _ranked(graph, *_hosts(graph))
@@ -64,26 +65,32 @@ def _ranked(graph: Graph, places: Sequence[dict[str, object]], worlds: Iterable[
     return sorted(found, key=lambda candidate: -candidate.gain_s)
 
 
-def _stages(graph: Graph) -> tuple[list[dict[str, object]], Iterable[World]]:
-    stage_of_work = graph.stage_N[graph.stage_N >= 0]
-    total = {int(s): float(graph.work_NK[graph.stage_N == s].sum()) for s in np.unique(stage_of_work)}
+def _stages(graph: Graph, ops: Ops) -> tuple[list[dict[str, object]], Iterable[World]]:
+    total = work_of_stages(graph)
     heaviest = sorted(total, key=lambda stage: -total[stage])[:MOST_CANDIDATES]
-    return [{"stage": s} for s in heaviest], (World(work_NK=repaired_stage(graph, s)) for s in heaviest)
+    return [{"stage": s} for s in heaviest], (World(work_NK=repaired_stage(graph, s, ops)) for s in heaviest)
 
 
-def _slow_ranks(graph: Graph) -> tuple[list[dict[str, object]], Iterable[World]]:
+def work_of_stages(graph: Graph) -> dict[int, float]:
+    """Seconds of work of each stage, over all its ranks and all steps."""
+    staged = graph.stage_N >= 0
+    work_S = np.bincount(graph.stage_N[staged], weights=graph.work_NK.sum(axis=1)[staged])
+    return {int(stage): float(work_S[stage]) for stage in np.unique(graph.stage_N[staged])}
+
+
+def _slow_ranks(graph: Graph, ops: Ops) -> tuple[list[dict[str, object]], Iterable[World]]:
     """The ranks furthest above the others: one may be slower than its twins, or in all stages that it holds."""
     slowest = np.argsort(-_excess_of_ranks(graph), kind="stable")[:MOST_SLOW_RANKS]
     return (
         [{"rank": int(graph.ranks_R[r])} for r in slowest],
-        (World(work_NK=repaired_rank(graph, int(r))) for r in slowest),
+        (World(work_NK=repaired_rank(graph, int(r), ops)) for r in slowest),
     )
 
 
 def _excess_of_ranks(graph: Graph) -> np.ndarray:
     """Work of each rank over the mean of those with its first stage; of one without such twins, over that of all."""
     count = len(graph.ranks_R)
-    work_R = np.bincount(graph.rank_N, weights=graph.work_NK.sum(axis=1), minlength=count)
+    work_R = graph.work_R
     stage_R = np.full(count, np.iinfo(np.int64).max)
     staged = graph.stage_N >= 0
     np.minimum.at(stage_R, graph.rank_N[staged], graph.stage_N[staged])

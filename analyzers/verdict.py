@@ -92,10 +92,10 @@ def _comes_first(context: Context, imbalance: float) -> bool:
 
 def _heavy_stage(graph: Graph) -> int | None:
     """The stage with the most work, where it is ``HEAVY`` times that of the others."""
-    stages = np.unique(graph.stage_N[graph.stage_N >= 0]).tolist()
-    heaviest = max(stages, key=lambda stage: _stage_times(graph, stage)[0])
+    total = blame.work_of_stages(graph)
+    heaviest = max(total, key=lambda stage: total[stage])
     own, others = _stage_times(graph, heaviest)
-    return int(heaviest) if len(stages) > 1 and own >= HEAVY * others else None
+    return heaviest if len(total) > 1 and own >= HEAVY * others else None
 
 
 def gains(context: Context) -> Mapping[Cause, float]:
@@ -214,8 +214,7 @@ def _heavier(graph: Graph, stage: int) -> str:
 
 def _stage_times(graph: Graph, stage: int) -> tuple[float, float]:
     """Mean work of one stage, and mean work of the others, in seconds a step."""
-    stages = np.unique(graph.stage_N[graph.stage_N >= 0])
-    total = {int(s): float(graph.work_NK[graph.stage_N == s].sum()) for s in stages}
+    total = blame.work_of_stages(graph)
     others = [time for s, time in total.items() if s != stage] or [total[stage]]
     return total[stage], float(np.mean(others)) or 1.0
 

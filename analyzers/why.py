@@ -21,7 +21,7 @@ from ppdiag.diagnosis import Cause
 from ppdiag.model import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ppdiag.analyzers.graph import Graph
 
@@ -65,9 +65,10 @@ def share_out(graph: Graph, busy_K: np.ndarray) -> Shares:
         graph: a structure and its steps.
         busy_K: measured mean busy time of the ranks in each step, in seconds.
     """
-    eight = eight_worlds(graph)
+    ops = Ops.of(graph)
+    eight = eight_worlds(graph, ops)
     worlds = [eight[choice] for choice in CHOICES]
-    single = {name: World(work_NK=work) for name, work in equalised_work(graph).items()}
+    single = {name: World(work_NK=work) for name, work in equalised_work(graph, ops).items()}
     prompt = {name: World(host_NK=host) for name, host in _without_each_cause(graph).items()}
     duration_WK = replay(graph, [*worlds, *single.values(), *prompt.values()]).duration_WK
     time = dict(zip(CHOICES, duration_WK, strict=False))
@@ -91,9 +92,9 @@ def _without_each_cause(graph: Graph) -> dict[str, np.ndarray]:
     return {name: np.maximum(graph.host_NK - part, 0.0) for name, part in parts.items()}
 
 
-def eight_worlds(graph: Graph) -> dict[tuple[bool, ...], World]:
+def eight_worlds(graph: Graph, ops: Ops | None = None) -> dict[tuple[bool, ...], World]:
     """The eight worlds, by which of ``FACTORS`` they keep."""
-    equal_NK = equal_work(graph)
+    equal_NK = equal_work(graph, ops)
     no_host, no_transfer = np.zeros(len(graph.ranks_R)), np.zeros(len(graph.links))
     return {
         choice: World(
@@ -126,27 +127,28 @@ def shapley(time: Mapping[tuple[bool, ...], np.ndarray]) -> dict[Cause, np.ndarr
     return shares
 
 
-def equal_work(graph: Graph) -> np.ndarray:
+def equal_work(graph: Graph, ops: Ops | None = None) -> np.ndarray:
     """Work of each event (N x K) where every op takes the mean of its kind over all stages and microbatches.
 
     An op that a message cut into several events keeps its total: the events take their op's share in proportion.
     """
-    return _scaled(graph, lambda ops: _mean_by(ops, ops.kind))
+    ops = ops or Ops.of(graph)
+    return ops.work(graph, _mean_by(ops, ops.kind))
 
 
-def equalised_work(graph: Graph) -> dict[str, np.ndarray]:
+def equalised_work(graph: Graph, ops: Ops | None = None) -> dict[str, np.ndarray]:
     """Work of each event where one thing at a time is made equal.
 
     ``stage``: the stages' means, keeping how microbatches differ; ``rank``: ranks that hold the same stage (data-
     parallel twins) lose what makes one slower than the other over all steps; ``microbatch``: the ops of a stage take
     its mean of the step, but for that lasting slowness, since what changes from step to step is the data.
     """
+    ops = ops or Ops.of(graph)
+    mean_OK, slowness = _mean_by(ops, ops.kind_stage), _lasting_slowness(ops)
     return {
-        "stage": _scaled(
-            graph, lambda ops: ops.time_OK * _ratio(_mean_by(ops, ops.kind), _mean_by(ops, ops.kind_stage))
-        ),
-        "microbatch": _scaled(graph, lambda ops: _mean_by(ops, ops.kind_stage) * _lasting_slowness(ops)),
-        "rank": _scaled(graph, lambda ops: ops.time_OK / _lasting_slowness(ops)),
+        "stage": ops.work(graph, ops.time_OK * _ratio(_mean_by(ops, ops.kind), mean_OK)),
+        "microbatch": ops.work(graph, mean_OK * slowness),
+        "rank": ops.work(graph, ops.time_OK / slowness),
     }
 
 
@@ -157,43 +159,42 @@ def _lasting_slowness(ops: Ops) -> np.ndarray:
     return np.where(slowness > 0, slowness, 1.0)
 
 
-def repaired_stage(graph: Graph, stage: int) -> np.ndarray:
+def repaired_stage(graph: Graph, stage: int, ops: Ops | None = None) -> np.ndarray:
     """Work of each event where one stage's ops take the mean of the other stages' ops of their kind."""
-
-    def repaired(ops: Ops) -> np.ndarray:
-        here = ops.stage == stage
-        others = _mean_by(ops, ops.kind, among=~here)
-        own = _mean_by(ops, ops.kind_stage)
-        ratio = np.where(np.isnan(others), 1.0, _ratio(others, own))
-        return np.where(here[:, None], ops.time_OK * ratio, ops.time_OK)
-
-    return _scaled(graph, repaired)
+    ops = ops or Ops.of(graph)
+    here = ops.stage == stage
+    others = _mean_by(ops, ops.kind, among=~here)[here]
+    ratio = np.where(np.isnan(others), 1.0, _ratio(others, _mean_by(ops, ops.kind_stage, among=here)[here]))
+    time_OK = ops.time_OK.copy()
+    time_OK[here] *= ratio
+    return ops.work(graph, time_OK)
 
 
-def repaired_rank(graph: Graph, rank: int) -> np.ndarray:
+def repaired_rank(graph: Graph, rank: int, ops: Ops | None = None) -> np.ndarray:
     """Work of each event where the ops of one rank (an index) take the mean of their kind on the other ranks.
 
     The mean of those that hold the same stage, where there are any: they do the same work.
     """
-
-    def repaired(ops: Ops) -> np.ndarray:
-        here = ops.rank == rank
-        twins, others = (_mean_by(ops, number, among=~here) for number in (ops.kind_stage, ops.kind))
-        wanted = np.where(np.isnan(twins), others, twins)
-        ratio = np.where(np.isnan(wanted), 1.0, _ratio(wanted, _mean_by(ops, ops.kind_stage_rank)))
-        return np.where(here[:, None], ops.time_OK * ratio, ops.time_OK)
-
-    return _scaled(graph, repaired)
+    ops = ops or Ops.of(graph)
+    here = ops.rank == rank
+    twins, others = (_mean_by(ops, number, among=~here)[here] for number in (ops.kind_stage, ops.kind))
+    wanted = np.where(np.isnan(twins), others, twins)
+    own = _mean_by(ops, ops.kind_stage_rank, among=here)[here]
+    time_OK = ops.time_OK.copy()
+    time_OK[here] *= np.where(np.isnan(wanted), 1.0, _ratio(wanted, own))
+    return ops.work(graph, time_OK)
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The compute ops of a graph. O ops, K steps.
+    """The compute ops of a graph. O ops, C events that are compute, K steps.
 
     Attributes:
         time_OK: compute time.
         stage, rank: stage of each op, and the index of its rank.
         kind, kind_stage, kind_stage_rank: class numbers of each op.
+        events_C, op_C: the events, and the op of each: a message inside an op cuts it.
+        share_CK: the event's share of its op's time.
     """
 
     time_OK: np.ndarray
@@ -202,26 +203,28 @@ class Ops:
     kind: np.ndarray
     kind_stage: np.ndarray
     kind_stage_rank: np.ndarray
+    events_C: np.ndarray
+    op_C: np.ndarray
+    share_CK: np.ndarray
 
+    @classmethod
+    def of(cls, graph: Graph) -> Ops:
+        """The ops of a graph."""
+        events = np.flatnonzero(graph.what_N == COMPUTE)
+        _, first, op = np.unique(graph.span_NK[events, 0], return_index=True, return_inverse=True)
+        op, first = op.ravel(), events[first]
+        time_OK = np.zeros((len(first), len(graph.steps_K)))
+        np.add.at(time_OK, op, graph.work_NK[events])
+        kind, rank = _kinds(graph, first), graph.rank_N[first]
+        stage = np.where(kind == Kind.OPTIMIZER, -1, graph.stage_N[first])
+        numbers = _numbered(kind), _numbered(kind, stage), _numbered(kind, stage, rank)
+        return cls(time_OK, stage, rank, *numbers, events, op, _ratio(graph.work_NK[events], time_OK[op]))
 
-def _scaled(graph: Graph, choose: Callable[[Ops], np.ndarray]) -> np.ndarray:
-    """Work of each event when each op takes the time that ``choose`` gives it (O x K)."""
-    events = np.flatnonzero(graph.what_N == COMPUTE)
-    _, op_of_event = np.unique(graph.span_NK[events, 0], return_inverse=True)
-    op_of_event = op_of_event.ravel()
-    count = int(op_of_event.max(initial=-1)) + 1
-    first = np.zeros(count, np.int64)
-    first[op_of_event[::-1]] = events[::-1]
-    time_OK = np.zeros((count, len(graph.steps_K)))
-    np.add.at(time_OK, op_of_event, graph.work_NK[events])
-    kind, stage, rank = _kinds(graph, first), graph.stage_N[first], graph.rank_N[first]
-    stage = np.where(kind == Kind.OPTIMIZER, -1, stage)
-    ops = Ops(time_OK, stage, rank, _numbered(kind), _numbered(kind, stage), _numbered(kind, stage, rank))
-    chosen_OK = choose(ops)
-    share = _ratio(graph.work_NK[events], time_OK[op_of_event])
-    work_NK = graph.work_NK.copy()
-    work_NK[events] = share * chosen_OK[op_of_event]
-    return work_NK
+    def work(self, graph: Graph, time_OK: np.ndarray) -> np.ndarray:
+        """Work of each event (N x K) when the ops take these times."""
+        work_NK = graph.work_NK.copy()
+        work_NK[self.events_C] = self.share_CK * time_OK[self.op_C]
+        return work_NK
 
 
 INPUT_ONLY = 100
@@ -238,7 +241,12 @@ def _kinds(graph: Graph, ops: np.ndarray) -> np.ndarray:
 
 
 def _numbered(*columns: np.ndarray) -> np.ndarray:
-    _, number = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    """Numbers rows so that equal rows, and only they, have equal numbers: small integers, made one."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        least = int(column.min(initial=0))
+        key = key * (int(column.max(initial=0)) - least + 1) + (column - least)
+    _, number = np.unique(key, return_inverse=True)
     return number.ravel()
 
 
