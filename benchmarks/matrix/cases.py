@@ -26,8 +26,8 @@ OF_CHUNKS = (INTERLEAVED, "LoopedBFS", "ZBVZeroBubble")
 RANKS, CHUNKS, STEPS = 4, 2, 6
 ALONE, BESIDE = 4, 5
 """Numbers of the two weak cases of a fault."""
-ROWS, MESSAGE_BITS = 2048, 2048 * 32 * 8
-"""Messages of 64 KiB, for links of a low rate."""
+ROWS, MESSAGE_BITS = 512, 512 * 32 * 8
+"""Messages of 16 KiB, for links of a low rate."""
 UNLIMITED_MBIT = 10_000.0
 
 
@@ -129,8 +129,11 @@ def slow_twin(turn: Turn) -> Planted:
 
 
 def slow_link(turn: Turn) -> Planted:
+    """Chunks are received ahead, and the last rank sends to the first once in P microbatches: that hides some delay."""
     delay_ms = (10.0, 15.0, 30.0, 20.0, 4.0, 1.0)[turn.number]
     a, b = cable(turn)
+    if turn.schedule not in SINGLE and turn.number != BESIDE:
+        delay_ms *= 3 if b > a else 6
     right = (Answer("communication", link=frozenset((a, b))),)
     link = f"{a}-{b}:{delay_ms}:{UNLIMITED_MBIT}"
     return Planted(base(turn), f"link {a}-{b} {delay_ms} ms", right, (link,), turn.ranks)
@@ -139,6 +142,8 @@ def slow_link(turn: Turn) -> Planted:
 def low_rate_link(turn: Turn) -> Planted:
     message_ms = (25.0, 40.0, 80.0, 60.0, 10.0, 3.0)[turn.number]
     a, b = cable(turn)
+    if turn.schedule not in SINGLE and turn.number != BESIDE:
+        message_ms *= 2
     right = (Answer("communication", link=frozenset((a, b))),)
     mbit = MESSAGE_BITS / message_ms / 1e3
     options = f"{base(turn)} --rows {ROWS}"
