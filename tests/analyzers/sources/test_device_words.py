@@ -143,7 +143,7 @@ def test_in_blocks_of_a_dozen_a_device_span_takes_64_bytes_and_it_comes_back_wit
     header = {"rank": 0, "world_size": 1, "cuda": "13.0", "clock": "one"}
     writer = Writer(recorder, folder=str(tmp_path), header=header, max_bytes=1 << 30, stop=print)
     tail = (50_000, 0, 0, -1, -1, 0, 3, 2, 0, -1, 0, DEVICE, int(Kind.FORWARD), 0)
-    recorder.append((50_000, 90_000, *tail, 0.015625))  # the launch is no integer
+    recorder.append((50_000, 90_000, *tail, 0.015625))  # type: ignore[arg-type]  # the launch is no integer
     recorder.append((95_000, 96_000, 95_000, *tail[1:11], 0, *tail[12:]))  # of the host: one value less
     recorder.lines += [
         {"type": "fact", "name": "device_clock_error_ns", "value": 40_000},
