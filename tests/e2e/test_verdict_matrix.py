@@ -68,6 +68,7 @@ def test_a_verdict_is_right_where_cause_and_place_are(seen, right: Answer, score
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a job takes 5 s, and three times as long on a busy machine
 def test_verdicts_on_a_sample_of_planted_faults(tmp_path: Path) -> None:
     able = [case for case in cases(1) if can_shape_links() or not case.job.links]
     chosen = random.Random(1).sample(able, SAMPLE)
