@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +46,14 @@ def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
         NotARun: no source recognises anything.
     """
     named = [path for given in paths for path in _expand(given)]
-    for name, source in sources.items():
-        if all(source.recognises(path) for path in named) and (name == WHOLE or _unmixed(named, name, sources)):
-            return Chosen(name, tuple(named))
+    for path in named:
+        if not os.access(path, os.R_OK):
+            raise NotARun(f"{path}: cannot be read (permission denied)")
+    if WHOLE in sources and all(sources[WHOLE].recognises(path) for path in named):
+        return Chosen(WHOLE, tuple(named))
     kinds, unknown = _kinds(named, sources)
+    if len(kinds) == 1 and not unknown:
+        return Chosen(next(iter(kinds)), tuple(named))
     if not kinds:
         known = "; ".join(source.description for source in sources.values())
         raise NotARun(
@@ -73,18 +78,13 @@ def _expand(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def _unmixed(paths: Sequence[Path], name: str, sources: Mapping[str, Source]) -> bool:
-    """Whether all files belong to one source, so that it is given what the user named."""
-    kinds, unknown = _kinds(paths, sources)
-    return set(kinds) <= {name} and not unknown
-
-
 def _kinds(paths: Sequence[Path], sources: Mapping[str, Source]) -> tuple[dict[str, list[Path]], list[Path]]:
-    """Files and run directories by the source that reads them, and those that none reads."""
+    """Files and runs by the source that reads them, and those that none reads, or nobody may read."""
     kinds: dict[str, list[Path]] = defaultdict(list)
     unknown = []
     for path in _leaves(paths, sources[WHOLE]) if WHOLE in sources else paths:
-        kind = next((name for name, source in sources.items() if source.recognises(path)), None)
+        readable = os.access(path, os.R_OK)
+        kind = next((name for name, source in sources.items() if readable and source.recognises(path)), None)
         if kind is not None:
             kinds[kind].append(path)
         elif not path.name.startswith("."):

@@ -93,6 +93,17 @@ def test_an_empty_directory_is_said_to_be_empty(tmp_path):
         read_recording([tmp_path])
 
 
+def test_files_that_may_not_be_read_are_left_out_or_said(mixed, monkeypatch):
+    """Rights do not hold root back: the answer of the system is made up."""
+    secret = mixed / "rank1.sqlite"
+    monkeypatch.setattr("os.access", lambda path, mode: path != secret)  # noqa: ARG005
+    found = read_trace([mixed])
+    assert sorted(found.ranks) == [0]
+    assert any("rank1.sqlite" in warning and "left out" in warning for warning in found.warnings)
+    with pytest.raises(NotARun, match="permission denied"):
+        read_recording([secret])
+
+
 def test_runs_in_a_directory_are_not_taken_for_one_job(tmp_path):
     for name in ("run-1", "run-2"):
         (tmp_path / name).mkdir()
