@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.what_if.run import Run
 
 
-MOST_OPS = 30_000
-"""Ops that are laid out, of all replicas together: a second or two."""
+MOST_OPS = 10_000
+"""Ops that are laid out, of all replicas together, but for one replica at least: a second."""
 
 
 class Plan(NamedTuple):
@@ -276,11 +276,10 @@ class _Tails:
 
     def __init__(self, graph: Graph, script: Script) -> None:
         self.graph, self.script = graph, script
-        ranks = range(len(graph.ranks_R))
-        ops = np.flatnonzero(is_op(graph))
-        self.start = [int(np.searchsorted(graph.rank_N, rank)) for rank in ranks]
-        self.end = [int(np.searchsorted(graph.rank_N, rank, "right")) - 1 for rank in ranks]
-        self.last = [int(ops[graph.rank_N[ops] == rank].max(initial=self.start[rank])) for rank in ranks]
+        ranks, ops = np.arange(len(graph.ranks_R)), np.flatnonzero(is_op(graph))
+        self.start = np.searchsorted(graph.rank_N, ranks).tolist()
+        self.end = (np.searchsorted(graph.rank_N, ranks, "right") - 1).tolist()
+        self.last = ops[np.searchsorted(graph.rank_N[ops], ranks, "right") - 1].tolist()
         self.collective_NK = collective_time(graph)
         self.kept = _tail_meetings(graph, np.array(self.last))
         self.events = {e for m in self.kept for e in (*m.posts, *(wait for wait, _, _ in m.waits))}

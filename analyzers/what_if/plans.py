@@ -111,11 +111,9 @@ def _same_schedule(run: Run, microbatches: int) -> Plan:
 
 def _other_schedule(run: Run, name: str, chunks: int | None, microbatches: int) -> Plan:
     known = orders.SCHEDULES[name]
-    stages_a_rank = known.chunks or chunks or max(2, run.shape.vpp)
+    stages_a_rank = chunks or known.chunks or max(2, run.shape.vpp)
     ranks = run.shape.pp
     _check_size(ranks, stages_a_rank, microbatches)
-    if chunks is not None and known.chunks not in (None, chunks):
-        raise BadShape(f"{known.title} has {known.chunks} stages a rank, not {chunks}")
     try:
         found = orders.order(name, ranks=ranks, chunks=stages_a_rank, microbatches=microbatches)
     except ValueError as error:
