@@ -54,6 +54,9 @@ def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
     kinds, unknown = _kinds(named, sources)
     if len(kinds) == 1 and not unknown:
         return Chosen(next(iter(kinds)), tuple(named))
+    whole = next((name for name, source in sources.items() if all(source.recognises(path) for path in named)), None)
+    if not kinds and whole is not None:  # a source whose recordings are directories
+        return Chosen(whole, tuple(named))
     if not kinds:
         known = "; ".join(source.description for source in sources.values())
         raise NotARun(

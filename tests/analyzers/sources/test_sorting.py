@@ -10,6 +10,7 @@ import pytest
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.sources import read_recording, read_trace
 from ppdiag.analyzers.sources.flight_recorder import Dumps
+from ppdiag.analyzers.sources.sorting import sort_out
 from ppdiag.errors import NotARun, PathNotFound
 from tests.analyzers.factory import Pipeline
 from tests.analyzers.runs import write_run
@@ -102,6 +103,17 @@ def test_files_that_may_not_be_read_are_left_out_or_said(mixed, monkeypatch):
     assert any("rank1.sqlite" in warning and "left out" in warning for warning in found.warnings)
     with pytest.raises(NotARun, match="permission denied"):
         read_recording([secret])
+
+
+def test_a_source_of_others_may_read_directories(tmp_path):
+    class Boxes:
+        description = "boxes"
+
+        def recognises(self, path):
+            return path.is_dir()
+
+    (tmp_path / "notes.txt").write_text("bought milk")
+    assert sort_out([tmp_path], {"boxes": Boxes()}).paths == (tmp_path,)
 
 
 def test_runs_in_a_directory_are_not_taken_for_one_job(tmp_path):
