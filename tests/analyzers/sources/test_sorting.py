@@ -112,6 +112,9 @@ def test_a_source_of_others_may_read_directories(tmp_path):
         def recognises(self, path):
             return path.is_dir()
 
+        def read(self, paths, progress):
+            raise NotImplementedError
+
     (tmp_path / "notes.txt").write_text("bought milk")
     assert sort_out([tmp_path], {"boxes": Boxes()}).paths == (tmp_path,)
 
