@@ -11,6 +11,7 @@ from ppdiag.analyzers.messages import MISSING, match
 from ppdiag.analyzers.sources.kineto import neighbours
 from ppdiag.analyzers.sources.kineto.blocks import head
 from ppdiag.analyzers.sources.kineto.workers import read_ranks
+from ppdiag.analyzers.sources.sorting import some
 from ppdiag.analyzers.validation import plausible
 from ppdiag.errors import BadRecord, NoPipelineFound
 from ppdiag.model import PIPELINE_KINDS, Kind
@@ -62,7 +63,7 @@ class Kineto:
         if others:
             warnings.append(f"left out, no traces of torch.profiler: {_some(path.name for path in others)}")
         by_rank = _one_file_a_rank(records, self.ranks, warnings)
-        return _trace(by_rank, source=", ".join(map(str, paths)), warnings=warnings)
+        return _trace(by_rank, source=some(paths), warnings=warnings)
 
 
 def _some(words: Iterable[str]) -> str:
