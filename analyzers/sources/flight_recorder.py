@@ -67,9 +67,9 @@ class Entry:
     peer: int
     """Other end of a message, as a rank of the job; ``UNKNOWN`` for a collective."""
     sizes: str
+    """Of a pending call; likewise the user's line, where the dump has Python stacks."""
     finished: bool
     called_at: str = ""
-    """The user's line, where the dump has Python stacks."""
 
     @property
     def is_message(self) -> bool:
@@ -230,15 +230,16 @@ def _entry(row: dict[str, Any], order: int, groups: dict[str, Group]) -> Entry |
     if message is not None:
         peer = _of_job(group, int(message[3]))
         sequence = _number(row.get("p2p_seq_id"), sequence)
+    finished = _is_finished(row)
     return Entry(
         order=_number(row.get("record_id"), order),
         group=group,
         name=message[1] if message else _BACKEND.sub("", name)[:MOST_TEXT],
         sequence=sequence,
         peer=peer,
-        sizes=_sizes(row),
-        finished=_is_finished(row),
-        called_at=_called_at(row.get("frames")),
+        sizes="" if finished else _sizes(row),
+        finished=finished,
+        called_at="" if finished else _called_at(row.get("frames")),
     )
 
 
