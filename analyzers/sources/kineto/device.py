@@ -131,7 +131,8 @@ def time_messages(events: Events, messages: Sequence[Message], ops: Sequence[Op]
     """
     kernels = _communication_kernels(events)
     peer_to_peer = [message for message in messages if message.kind is not Kind.COLLECTIVE]
-    found, unknown = _kernels_of(events, kernels, peer_to_peer)
+    own = _message_kernels(events, kernels, peer_to_peer)
+    found, unknown = _kernels_of(events, own, peer_to_peer)
     done = np.maximum.accumulate(np.array([op.end_ns for op in ops], np.int64)) if ops else np.empty(0, np.int64)
     starts = np.array([op.start_ns for op in ops], np.int64)
     timed = []
@@ -147,12 +148,25 @@ def time_messages(events: Events, messages: Sequence[Message], ops: Sequence[Op]
             message.wait_ns = max(start, reached)
             message.done_ns = max(end, message.wait_ns)
         timed.append(message)
-    return [*timed, *_collectives(events, kernels)], unknown
+    mine = set(own)
+    others = [kernel for kernel in kernels.tolist() if kernel not in mine]
+    return [*timed, *_collectives(events, others)], unknown
 
 
 def _communication_kernels(events: Events) -> np.ndarray:
     kernels = np.flatnonzero(events.is_communication())
     return kernels[np.argsort(events.start_ns[kernels], kind="stable")]
+
+
+def _message_kernels(events: Events, kernels: np.ndarray, messages: Sequence[Message]) -> list[int]:
+    """The kernels of sends and receives, which RCCL does not name so."""
+    known = {message.external for message in messages} - {NONE}
+    return [kernel for kernel in kernels.tolist() if _external(events, kernel) in known or _is_message(events, kernel)]
+
+
+def _external(events: Events, kernel: int) -> int:
+    arguments = events.arguments.get(kernel)
+    return whole(arguments.external, most=1 << 62) if arguments else NONE
 
 
 def _is_message(events: Events, kernel: int) -> bool:
@@ -164,14 +178,12 @@ def _is_message(events: Events, kernel: int) -> bool:
     return "sendrecv" in events.name_of(kernel).lower()
 
 
-def _kernels_of(events: Events, kernels: np.ndarray, messages: Sequence[Message]) -> tuple[list[int | None], int]:
+def _kernels_of(events: Events, own: Sequence[int], messages: Sequence[Message]) -> tuple[list[int | None], int]:
     """The kernel of each message (by post); a batch ends with the message that its kernel names."""
-    own = [int(kernel) for kernel in kernels if _is_message(events, int(kernel))]
     by_id = {message.external: n for n, message in enumerate(messages) if message.external != NONE}
     named: dict[int, int] = {}
     for kernel in own:
-        arguments = events.arguments.get(kernel)
-        number = whole(arguments.external, most=1 << 62) if arguments else NONE
+        number = _external(events, kernel)
         if number in by_id:
             named[by_id[number]] = kernel
     found: list[int | None] = [None] * len(messages)
@@ -186,12 +198,10 @@ def _kernels_of(events: Events, kernels: np.ndarray, messages: Sequence[Message]
     return found, len(own)
 
 
-def _collectives(events: Events, kernels: np.ndarray) -> list[Message]:
+def _collectives(events: Events, kernels: Sequence[int]) -> list[Message]:
     """The collectives of the device, each as long as its kernel."""
     found = []
-    for kernel in kernels.tolist():
-        if _is_message(events, kernel):
-            continue
+    for kernel in kernels:
         arguments = events.arguments.get(kernel)
         name = arguments.collective if arguments and isinstance(arguments.collective, str) else ""
         start, end = int(events.start_ns[kernel]), int(events.end_ns[kernel])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,6 +110,10 @@ def _on_device(
     on_host = any(row.label.kind in PIPELINE_KINDS for row in labels)
     if not any(op.label.kind in PIPELINE_KINDS for op in ops) and (on_host or sent):
         ops = launched_ops(path, events, labels, sent) or ops
+    if any(one[1:] == other[1:] for one, other in pairwise(labels)):
+        warnings.append(
+            "forwards and backwards that overlap have one label for both: on the device each is given half of its time"
+        )
     ops = sorted(ops, key=lambda op: op.start_ns)
     compute = [op for op in ops if op.label.kind in PIPELINE_KINDS]
     timed, unknown = time_messages(events, messages, compute)

@@ -123,6 +123,9 @@ def _trace(records: dict[int, RankRecord], *, source: str, warnings: list[str]) 
     for rank, record in records.items():
         warnings += [f"rank {rank}: {text}" for text in record.warnings]
     warnings += _missing(records)
+    hosts = sorted({record.facts["host"] for record in records.values() if "host" in record.facts})
+    if len(hosts) > 1:
+        warnings.append(f"the clocks of {len(hosts)} hosts are taken as they are ({_some(hosts)}): none were compared")
     spans, groups = _joined(records)
     if not np.isin(spans["kind"], PIPELINE_KINDS).any():
         raise NoPipelineFound(_without_pipeline(records, source, warnings))

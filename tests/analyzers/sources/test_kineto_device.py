@@ -90,6 +90,35 @@ def test_rccls_kernels_of_one_name_are_told_apart_by_their_arguments(tmp_path):
     assert not (trace.spans["kind"] == Kind.COLLECTIVE).any()
 
 
+def test_kernels_of_any_name_are_messages_where_their_call_says_so(tmp_path):
+    paths = write_job(tmp_path, kernel="ncclDevKernel_Generic(ncclDevComm*)")
+    for path in paths:
+        trace = json.loads(path.read_text())
+        for event in trace["traceEvents"]:
+            if event["cat"] == "kernel":
+                event["args"].pop("Collective name", None)
+        path.write_text(json.dumps(trace))
+    spans = read_trace(paths).spans
+    assert (spans["kind"] == Kind.RECV).sum() == 2 * 2 * 3
+    assert not (spans["kind"] == Kind.COLLECTIVE).any()
+
+
+def test_ops_under_one_label_have_half_of_it_each(tmp_path):
+    paths = write_job(tmp_path)
+    text = paths[1].read_text().replace("PP:1F1", "PP:(1F1;1B7)OVERLAP_F_B")
+    paths[1].write_text(text)
+    trace = read_trace(paths)
+    assert any("each is given half of its time" in warning for warning in trace.warnings)
+    spans = trace.by_rank()[1]
+    halves = spans[(spans["step"] == 3) & (spans["start_ns"] >= 2100 * US) & (spans["end_ns"] <= 3100 * US)]
+    assert [
+        (Kind(s["kind"]).name, int(s["end_ns"] - s["start_ns"]) // US) for s in halves if s["kind"] <= Kind.WEIGHT
+    ] == [
+        ("FORWARD", 500),
+        ("BACKWARD", 500),
+    ]
+
+
 def test_all_to_all_on_the_same_kernels_is_a_collective(tmp_path):
     paths = write_job(tmp_path)
     for path in paths:
