@@ -51,10 +51,18 @@ class _Reader:
         self.memo: dict[int, Any] = {}
 
     def read(self) -> Any:  # noqa: ANN401
-        data, actions = self.data, _ACTIONS
+        data, actions, memo, push = self.data, _ACTIONS, self.memo, self.stack.append
         while self.at < len(data):
             code = data[self.at]
             self.at += 1
+            if code == LONG_BINGET:  # by far the most frequent one: torch writes each text once
+                push(memo[int.from_bytes(data[self.at : self.at + 4], "little")])
+                self.at += 4
+                continue
+            if code == BINGET:
+                push(memo[data[self.at]])
+                self.at += 1
+                continue
             if code == STOP:
                 return self.stack.pop()
             action = actions.get(code)
@@ -203,17 +211,12 @@ def _put(layout: str) -> Action:
     return put
 
 
-def _get(layout: str) -> Action:
-    made = struct.Struct(layout)
-    return lambda reader: reader.stack.append(reader.memo[reader.number(made)])
-
-
 def _one_item(reader: _Reader) -> None:
     value, key = reader.stack.pop(), reader.stack.pop()
     reader.set_items([key, value])
 
 
-STOP = ord(".")
+STOP, BINGET, LONG_BINGET = b".hj"
 _BY_CODE: dict[bytes, Action] = {
     b"\x80": lambda reader: reader.skip(1),  # PROTO
     b"\x95": lambda reader: reader.skip(8),  # FRAME
@@ -263,7 +266,5 @@ _BY_CODE: dict[bytes, Action] = {
     b"r": _put("<I"),
     b"\x94": lambda reader: reader.memo.__setitem__(len(reader.memo), reader.stack[-1]),
     b"g": lambda reader: reader.stack.append(reader.memo[_whole(reader.line())]),
-    b"h": _get("<B"),
-    b"j": _get("<I"),
 }
 _ACTIONS = {code[0]: action for code, action in _BY_CODE.items()}
