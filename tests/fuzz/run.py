@@ -73,7 +73,8 @@ def run_share(source: str, first: int, count: int, folder: Path) -> str:
         if code == 0:
             break
         (at,) = _POSITION.unpack((folder / "position").read_bytes()) if (folder / "position").exists() else (first,)
-        why = f"over {MOST_SECONDS} s" if code in (-signal.SIGPROF, -signal.SIGALRM) else f"the process ended with {code}"
+        hung = code in (-signal.SIGPROF, -signal.SIGALRM)
+        why = f"over {MOST_SECONDS} s" if hung else f"the process ended with {code}"
         said += f"--- {source} {at}\n{why}\n"
         first = at + 1
     troubles = folder / "troubles"
