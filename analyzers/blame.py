@@ -21,8 +21,8 @@ MOST_CANDIDATES = 48
 """Candidates replayed for one cause; those with the most time of their own come first."""
 MOST_BYTES = 1 << 30
 """Bound on the work of candidates that is held at once."""
-MOST_SLOW_RANKS = 4
-"""Ranks replayed with the work of the others: one that explains most of an imbalance is slower than all others."""
+MOST_STAGES, MOST_SLOW_RANKS = 8, 4
+"""Stages and ranks replayed with the others' work: one that explains most of an imbalance is among the slowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _ranked(graph: Graph, places: Sequence[dict[str, object]], worlds: Iterable[
 
 def _stages(graph: Graph, ops: Ops) -> tuple[list[dict[str, object]], Iterable[World]]:
     total = work_of_stages(graph)
-    heaviest = sorted(total, key=lambda stage: -total[stage])[:MOST_CANDIDATES]
+    heaviest = sorted(total, key=lambda stage: -total[stage])[:MOST_STAGES]
     return [{"stage": s} for s in heaviest], (World(work_NK=repaired_stage(graph, s, ops)) for s in heaviest)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppdiag.analyzers import graph as step_graph
+from ppdiag.analyzers import links, results, timeline, verdict
 from ppdiag.analyzers import program as rank_program
-from ppdiag.analyzers import results, timeline, verdict
 from ppdiag.analyzers.attribution import attribute, by_step, split_host, split_imbalance
 from ppdiag.analyzers.overhead import overhead, shortfall
 from ppdiag.analyzers.replay import World, replay
@@ -114,6 +114,8 @@ def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None
 def _with_tables(analysis: Analysis, attribution: Attribution, context: verdict.Context) -> Diagnosis:
     """Both partitions, the tables of stages, links and ranks, and the verdict."""
     trace, steps, shape = analysis.trace, analysis.steps, analysis.shape
+    found = links.links(analysis.program, steps)
+    said = (*results.warnings(trace, steps), *shortfall(trace), *links.clock_warnings(found, trace.clock_error_s))
     return Diagnosis(
         source=trace.job.source,
         job=results.job(trace, steps, shape),
@@ -123,14 +125,14 @@ def _with_tables(analysis: Analysis, attribution: Attribution, context: verdict.
         why=context.why,
         imbalance=context.imbalance,
         stages=results.stages(trace, steps, shape, attribution),
-        links=results.links(analysis.program, steps),
+        links=found,
         ranks=results.ranks(trace, steps, shape, attribution),
         replay_error_fraction=replay_error(context.graph),
         clock_error_s=trace.clock_error_s,
         verdict=verdict.decide(context),
         transports=tuple(dict(row) for row in trace.transports),
         overhead=overhead(trace),
-        warnings=(*results.warnings(trace, steps), *shortfall(trace), *_left_out(analysis.left_out)),
+        warnings=(*said, *_left_out(analysis.left_out)),
         step_times_s=tuple(steps.duration_s.tolist()),
     )
 

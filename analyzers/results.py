@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ppdiag.analyzers import schedules
-from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.program import COMPUTE
 from ppdiag.analyzers.steps import pipeline_work
 from ppdiag.analyzers.validation import whole_or_none
-from ppdiag.diagnosis import Job, LinkResult, Phases, RankResult, StageResult
+from ppdiag.diagnosis import Job, Phases, RankResult, StageResult
 from ppdiag.diagnosis import Steps as StepTimes
-from ppdiag.model import NONE, PIPELINE_KINDS, Flag, Kind, Payload
+from ppdiag.model import PIPELINE_KINDS, Kind
 from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
@@ -142,47 +141,6 @@ def _op_times(spans: np.ndarray) -> tuple[float, float, float]:
     medians = (time_s[spans["kind"] == kind] for kind in PIPELINE_KINDS)
     forward, backward, weight = (float(np.median(times)) if len(times) else 0.0 for times in medians)
     return forward, backward, weight
-
-
-def links(program: Program, steps: Steps) -> tuple[LinkResult, ...]:
-    """One row for each pair of stages that exchange messages; transfers are those that a receive waited for."""
-    spans = program.trace.spans
-    inside = np.isin(steps.number, steps.kept) & (spans["kind"] == Kind.RECV)
-    received = np.flatnonzero(inside & (program.messages.partner != MISSING))
-    received = received[_carries_work(spans, received, program.messages.partner[received])]
-    sent = program.messages.partner[received]
-    ready = np.maximum(spans["post_ns"][received], spans["post_ns"][sent])
-    waited = (spans["flags"][received] & np.uint16(Flag.NEVER_WAITED)) == 0
-    certain = waited & (spans["start_ns"][received] <= ready)
-    transfer_s = np.maximum(spans["end_ns"][received] - ready, 0) / 1e9
-    pairs = np.stack([spans["stage"][sent], spans["stage"][received]], axis=1)
-    found = []
-    for src, dst in np.unique(pairs, axis=0).tolist():
-        own = (pairs == (src, dst)).all(axis=1)
-        measured = transfer_s[own & certain]
-        time = float(np.median(measured)) if len(measured) else 0.0
-        size = int(np.median(spans["size_bytes"][received[own]]))
-        direction = "forward" if dst > src else "backward"
-        bandwidth = size / time if size > 0 and time > 0 else None
-        ends = int(spans["rank"][sent[own]][0]), int(spans["rank"][received[own]][0])
-        found.append(LinkResult(src, dst, direction, size, time, bandwidth, _transport(program.trace, *ends)))
-    return tuple(found)
-
-
-def _carries_work(spans: np.ndarray, received: np.ndarray, sent: np.ndarray) -> np.ndarray:
-    """Mask of the messages between known stages; without those of shapes, where it is known what messages carry."""
-    known = (spans["stage"][received] != NONE) & (spans["stage"][sent] != NONE)
-    payload = spans["op"][received] != Payload.UNKNOWN
-    return known & (payload if payload.any() else True)
-
-
-def _transport(trace: Trace, source: int, destination: int) -> str | None:
-    """What NCCL's channel lines say connects two ranks, that of the most channels first; None where none tells."""
-    channels: Counter[str] = Counter()
-    for row in trace.transports:
-        if (row["src_rank"], row["dst_rank"]) == (source, destination):
-            channels[row["transport"]] += row["channels"]
-    return " + ".join(name for name, _ in channels.most_common()) or None
 
 
 def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:

@@ -212,6 +212,9 @@ class LinkResult:
     """Median time of one transfer: end - max(post of send, post of receive)."""
     bandwidth_bytes_per_s: float | None
     transport: str | None = None
+    by_clocks_s: float | None = None
+    """Where the ends' clocks may be off by more than a transfer takes: what they say. ``transfer_s`` is then the median
+    of the shorter of both ends' durations."""
 
 
 @dataclass(frozen=True, slots=True)

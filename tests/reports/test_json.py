@@ -82,6 +82,7 @@ def test_keys_of_the_rows_are_those_of_the_public_contract() -> None:
         "transfer_s",
         "bandwidth_bytes_per_s",
         "transport",
+        "by_clocks_s",
     }
     for part in (data["idle"], data["stages"][0], data["ranks"][0]):
         assert set(part["where"]) == WHERE
