@@ -53,7 +53,8 @@ def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
         return Chosen(WHOLE, tuple(named))
     kinds, unknown = _kinds(named, sources)
     if len(kinds) == 1 and not unknown:
-        return Chosen(next(iter(kinds)), tuple(named))
+        name, files = next(iter(kinds.items()))
+        return Chosen(name, tuple(named if all(sources[name].recognises(path) for path in named) else files))
     whole = next((name for name, source in sources.items() if all(source.recognises(path) for path in named)), None)
     if not kinds and whole is not None:  # a source whose recordings are directories
         return Chosen(whole, tuple(named))

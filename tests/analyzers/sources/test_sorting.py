@@ -105,6 +105,12 @@ def test_files_that_may_not_be_read_are_left_out_or_said(mixed, monkeypatch):
         read_recording([secret])
 
 
+def test_a_source_that_takes_files_only_is_given_those_of_a_directory(tmp_path):
+    pytest.importorskip("pyarrow")
+    shutil.copy(DATA / "straggler_analysis" / "trace-ST.parquet", tmp_path)
+    assert len(read_trace([tmp_path]).ranks) == 8
+
+
 def test_a_source_of_others_may_read_directories(tmp_path):
     class Boxes:
         description = "boxes"
