@@ -43,7 +43,7 @@ def find(evidence: Evidence) -> Symptom | None:
     spans = evidence.trace.spans
     recorded_s = float(spans["end_ns"].max() - spans["start_ns"].min()) / 1e9
     share = sum(slow.values()) / recorded_s
-    if not slow or share < WORTH_SAYING:
+    if share < WORTH_SAYING:
         return None
     (source, destination), longest = max(slow.items(), key=lambda item: item[1])
     advice = Advice(

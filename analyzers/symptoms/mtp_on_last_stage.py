@@ -32,7 +32,7 @@ def find(evidence: Evidence) -> Symptom | None:
     """Fires where imbalance is the verdict at the last stage of a job with such layers."""
     count, stages = mtp_layers(evidence), evidence.diagnosis.stages
     last = len(stages) - 1
-    if not count or not is_verdict(evidence, Cause.IMBALANCE) or evidence.diagnosis.verdict.stage != last or last < 1:
+    if not count or not is_verdict(evidence, Cause.IMBALANCE) or evidence.diagnosis.verdict.stage != last:
         return None
     share = evidence.diagnosis.why.imbalance
     gain = evidence.gain_of_evening_out("stage")

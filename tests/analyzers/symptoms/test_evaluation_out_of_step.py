@@ -10,11 +10,15 @@ def ops(*, evaluating: tuple[int, ...]):
         rows.append({"rank": rank, "kind": Kind.FORWARD, "stage": rank, "start_ns": 1, "end_ns": 2})
         flags = Flag.EVALUATION if rank in evaluating else 0
         rows.append({"rank": rank, "kind": Kind.FORWARD, "stage": rank, "start_ns": 3, "end_ns": 4, "flags": flags})
-    return hung(messages(rows), {2: wait(1)})
+    return messages(rows)
+
+
+def standing(*, evaluating: tuple[int, ...]):
+    return hung(ops(evaluating=evaluating), {2: wait(1)})
 
 
 def test_ranks_that_hang_in_different_modes_are_named() -> None:
-    seen = symptom("evaluation-out-of-step", evidence(trace=ops(evaluating=(0,))))
+    seen = symptom("evaluation-out-of-step", evidence(trace=standing(evaluating=(0,))))
     assert seen is not None
     assert seen.evidence == (
         "the last op of ranks 0 was an evaluation's",
@@ -23,5 +27,9 @@ def test_ranks_that_hang_in_different_modes_are_named() -> None:
 
 
 def test_a_hang_in_one_mode_is_another_symptom() -> None:
-    assert symptom("evaluation-out-of-step", evidence(trace=ops(evaluating=()))) is None
-    assert symptom("evaluation-out-of-step", evidence(trace=ops(evaluating=(0, 1, 2)))) is None
+    assert symptom("evaluation-out-of-step", evidence(trace=standing(evaluating=()))) is None
+    assert symptom("evaluation-out-of-step", evidence(trace=standing(evaluating=(0, 1, 2)))) is None
+
+
+def test_a_job_that_runs_may_be_in_both() -> None:
+    assert symptom("evaluation-out-of-step", evidence(trace=ops(evaluating=(0,)))) is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.analyzers.symptoms.cases import DEEPSPEED, found
-from tests.analyzers.test_hand_calculations import pipeline
+from tests.analyzers.test_hand_calculations import on_rank, pipeline
 
 
 def test_fewer_microbatches_than_ranks_are_pointed_out() -> None:
@@ -19,3 +19,7 @@ def test_as_many_are_left_to_the_bubble(microbatches: int) -> None:
     symptoms = found(pipeline(ranks=4, microbatches=microbatches).trace())
     assert "bubble" in symptoms
     assert "few-microbatches" not in symptoms
+
+
+def test_where_another_cause_is_larger_they_are_not_the_matter() -> None:
+    assert "few-microbatches" not in found(pipeline(ranks=4, microbatches=2, between=on_rank(0, 500)).trace())

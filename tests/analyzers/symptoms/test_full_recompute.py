@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from ppdiag.model import Kind
+from tests.analyzers.factory import MS
 from tests.analyzers.symptoms.cases import MEGATRON, found, told
 from tests.analyzers.test_hand_calculations import pipeline
 
@@ -23,3 +25,11 @@ def test_the_fullest_stage_is_said_where_it_is_known() -> None:
 @pytest.mark.parametrize("arguments", [(), ("--recompute-granularity", "selective"), ("--recompute-granularity",)])
 def test_without_the_argument_nothing_is_said(arguments: tuple[str, ...]) -> None:
     assert "full-recompute" not in found(told(pipeline().trace(), *arguments), MEGATRON)
+
+
+def test_a_forward_that_costs_next_to_nothing_is_not_spoken_of() -> None:
+    def duration(op, _rank: int, _step: int) -> int:
+        return MS if op.kind is Kind.FORWARD else 100 * MS
+
+    trace = told(pipeline(duration=duration).trace(), "--recompute-granularity", "full")
+    assert "full-recompute" not in found(trace, MEGATRON)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from ppdiag.model import Kind
 from tests.analyzers.factory import ten_and_twenty
 from tests.analyzers.symptoms.cases import MEGATRON, found
 from tests.analyzers.test_hand_calculations import pipeline, slower
@@ -16,10 +17,20 @@ def test_microbatches_that_are_slow_on_all_stages_are_the_datas() -> None:
 
 def test_each_stage_with_a_slow_microbatch_of_its_own_is_not() -> None:
     def own(op, rank: int, step: int) -> int:
-        return ten_and_twenty(op, rank, step) * (9 if op.microbatch == 3 + 2 * rank else 1)
+        return ten_and_twenty(op, rank, step) * (9 if op.microbatch == (3 + 2 * rank + step) % 24 else 1)
 
-    assert "sequence-lengths" not in found(pipeline(microbatches=8, duration=own).trace())
+    symptoms = found(pipeline("1F1B", microbatches=24, duration=own).trace())
+    assert "equal cost" in symptoms["imbalance"].advice[0].action
+    assert "sequence-lengths" not in symptoms
 
 
-def test_a_slow_stage_is_not() -> None:
+def test_a_slow_stage_few_microbatches_and_equal_forwards_are_not() -> None:
     assert "sequence-lengths" not in found(pipeline("1F1B", microbatches=8, duration=slower(2, stage=1)).trace())
+
+    def backward(op, rank: int, step: int) -> int:
+        slow = op.kind is Kind.BACKWARD and op.microbatch == 3
+        return ten_and_twenty(op, rank, step) * (9 if slow else 1)
+
+    symptoms = found(pipeline(microbatches=8, duration=backward).trace())
+    assert "equal cost" in symptoms["imbalance"].advice[0].action
+    assert "sequence-lengths" not in symptoms

@@ -22,3 +22,7 @@ def test_a_hang_in_a_message_of_a_shape_is_known() -> None:
 @pytest.mark.parametrize(("ranks", "size"), [(4, 1024), (3, 24), (4, 0)], ids=["large", "three ranks", "unknown size"])
 def test_other_hangs_are_not_of_shapes(ranks: int, size: int) -> None:
     assert "shape-exchange" not in found(hung(four(ranks), {1: wait(2, size_bytes=size)}), MEGATRON)
+
+
+def test_a_job_that_runs_exchanges_shapes_too() -> None:
+    assert "shape-exchange" not in found(four(), MEGATRON)

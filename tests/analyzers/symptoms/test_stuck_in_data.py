@@ -25,3 +25,12 @@ def test_a_stage_between_loads_no_data_and_a_rank_in_an_op_does_not_load_now() -
     trace = three({1: wait(0), 2: wait(1)})
     busy = replace(trace.ranks[0], inside="the forward of stage 0 in step 7")
     assert "stuck-in-data" not in found(replace(trace, ranks={**trace.ranks, 0: busy}), DEEPSPEED)
+
+
+def test_a_job_that_runs_a_cycle_and_a_rank_that_left_no_record_are_not() -> None:
+    assert "stuck-in-data" not in found(pipeline("1F1B", ranks=3, microbatches=3).trace(), DEEPSPEED)
+    assert "stuck-in-data" not in found(three({0: wait(1), 1: wait(0)}), DEEPSPEED)
+    assert "stuck-in-data" not in found(three({1: wait(7), 2: wait(1)}), DEEPSPEED)
+    trace = three({1: wait(0), 2: wait(1)})
+    ended = replace(trace.ranks[0], status="finished")
+    assert "stuck-in-data" not in found(replace(trace, ranks={**trace.ranks, 0: ended}), DEEPSPEED)
