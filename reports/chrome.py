@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.diagnosis import Cause
@@ -52,16 +53,17 @@ def _separated(texts: Iterator[str], separator: str) -> Iterator[str]:
 
 def _events(exported: Exported) -> Iterator[dict[str, Any]]:
     zero_ns = first_moment_ns(exported)
+    thread = count(1)  # of all processes: viewers take equal threads of two processes for one that has moved
     for place, (rank, name, tracks) in enumerate(ranks_of(exported)):
         yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": place}}
         for number, track in enumerate(tracks):
             lane = f" ({track.lane + 1})" if track.lane else ""
-            key = {"pid": rank, "tid": number}
+            key = {"pid": rank, "tid": next(thread)}
             yield {"ph": "M", **key, "name": "thread_name", "args": {"name": f"{track.name}{lane}"}}
             yield {"ph": "M", **key, "name": "thread_sort_index", "args": {"sort_index": number}}
             yield from _slices(track, key, zero_ns)
-    yield from _steps(exported, zero_ns)
+    yield from _steps(exported, zero_ns, next(thread))
 
 
 def _slices(track: Track, key: dict[str, int], zero_ns: int) -> Iterator[dict[str, Any]]:
@@ -78,7 +80,7 @@ def _slices(track: Track, key: dict[str, int], zero_ns: int) -> Iterator[dict[st
             yield {**one_end, **key, "id": arrow, "name": "message", "cat": "message"}
 
 
-def _steps(exported: Exported, zero_ns: int) -> Iterator[dict[str, Any]]:
+def _steps(exported: Exported, zero_ns: int, thread: int) -> Iterator[dict[str, Any]]:
     """The analysed steps, as a process of their own above all ranks."""
     if not len(exported.steps):
         return
@@ -87,4 +89,4 @@ def _steps(exported: Exported, zero_ns: int) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": -1}}
     for step, start_ns, end_ns in exported.steps.tolist():
         times = {"ts": (start_ns - zero_ns) / 1000, "dur": (end_ns - start_ns) / 1000}
-        yield {"ph": "X", "pid": pid, "tid": 0, **times, "name": f"step {step}", "cat": "step", "args": {}}
+        yield {"ph": "X", "pid": pid, "tid": thread, **times, "name": f"step {step}", "cat": "step", "args": {}}

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 TRACE_PACKET = 1
 TIMESTAMP, SEQUENCE_ID, TRACK_EVENT, INTERNED_DATA, SEQUENCE_FLAGS, TRACK_DESCRIPTOR = 8, 10, 11, 12, 13, 60
 """Of TracePacket."""
-DESCRIPTOR_UUID, DESCRIPTOR_NAME, DESCRIPTOR_PROCESS, DESCRIPTOR_PARENT = 1, 2, 3, 5
+DESCRIPTOR_UUID, DESCRIPTOR_NAME, DESCRIPTOR_PARENT = 1, 2, 5
 CHILD_ORDERING, SIBLING_RANK = 11, 12
 EXPLICIT_ORDER = 3
-PROCESS_PID, PROCESS_NAME = 1, 6
 EVENT_TYPE, EVENT_NAME_IID, EVENT_TRACK, EVENT_CATEGORIES = 9, 10, 11, 22
 EVENT_ANNOTATIONS, EVENT_FLOW, EVENT_LAST_FLOW = 4, 47, 48
 SLICE_BEGIN, SLICE_END = 1, 2
@@ -34,16 +33,19 @@ INTERNED_EVENT_NAMES, INTERNED_ANNOTATION_NAMES = 2, 3
 INTERNED_IID, INTERNED_NAME = 1, 2
 STATE_CLEARED, NEEDS_STATE = 1, 2
 VARINT, FIXED64, BYTES = 0, 1, 2
+ROOT = 1
+"""The track that holds all others: viewers sort processes as they like, and children of a track as they are told."""
 
 
 def write(exported: Exported, stream: BinaryIO) -> None:
     """Write the trace; times are ns on the clock of the record."""
     stream.write(_packet(_bytes(PERFETTO_FIELD, PERFETTO_MAGIC + header_of(exported.trace))))
     stream.writelines(_packet(_bytes(PERFETTO_FIELD, block)) for block in blocks_of(exported.trace))
+    stream.write(_track(ROOT, None, "pipeline", 0))
     for i, (rank, name, tracks) in enumerate(ranks_of(exported)):
         writer = _Sequence(i + 2)
         uuid = (rank + 1) << 16
-        stream.write(_process(uuid, rank, name))
+        stream.write(_track(uuid, ROOT, name, i + 1))
         for number, track in enumerate(tracks):
             lane = f" ({track.lane + 1})" if track.lane else ""
             stream.write(_track(uuid + 1 + number, uuid, f"{track.name}{lane}", number))
@@ -112,26 +114,21 @@ class _Sequence:
         return _packet(packet + _bytes(TRACK_EVENT, event))
 
 
-def _process(uuid: int, rank: int, name: str) -> bytes:
-    # A pid of 0 is the idle process of the system.
-    process = _number(PROCESS_PID, rank + 1) + _bytes(PROCESS_NAME, name.encode("utf-8", "replace"))
-    text = (
-        _number(DESCRIPTOR_UUID, uuid) + _bytes(DESCRIPTOR_PROCESS, process) + _number(CHILD_ORDERING, EXPLICIT_ORDER)
-    )
+def _track(uuid: int, parent: int | None, name: str, place: int) -> bytes:
+    """A track at a place among its siblings, whose own children have places too."""
+    text = _number(DESCRIPTOR_UUID, uuid) + _bytes(DESCRIPTOR_NAME, name.encode("utf-8", "replace"))
+    text += _number(CHILD_ORDERING, EXPLICIT_ORDER) + _number(SIBLING_RANK, place)
+    if parent is not None:
+        text += _number(DESCRIPTOR_PARENT, parent)
     return _packet(_bytes(TRACK_DESCRIPTOR, text))
 
 
-def _track(uuid: int, parent: int, name: str, place: int) -> bytes:
-    text = _number(DESCRIPTOR_UUID, uuid) + _bytes(DESCRIPTOR_NAME, name.encode()) + _number(DESCRIPTOR_PARENT, parent)
-    return _packet(_bytes(TRACK_DESCRIPTOR, text + _number(SIBLING_RANK, place)))
-
-
 def _steps(exported: Exported) -> Iterator[bytes]:
-    """The analysed steps on a track of their own."""
+    """The analysed steps on a track of their own, above all ranks."""
     if not len(exported.steps):
         return
-    writer, uuid = _Sequence(1), 1
-    yield _packet(_bytes(TRACK_DESCRIPTOR, _number(DESCRIPTOR_UUID, uuid) + _bytes(DESCRIPTOR_NAME, b"steps")))
+    writer, uuid = _Sequence(1), ROOT + 1
+    yield _track(uuid, ROOT, "steps", 0)
     for step, start_ns, end_ns in exported.steps.tolist():
         yield from writer.slice(f"step {step}", (start_ns, end_ns), uuid, {})
 

@@ -34,7 +34,7 @@ TRACKS = {
     "initialisation": (Kind.INIT,),
 }
 """The tracks of a rank, from top to bottom."""
-LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.WEIGHT: "W"}
+OPS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.WEIGHT: "weight"}
 PEERS = {Kind.SEND: "send to rank", Kind.RECV: "receive from rank"}
 OTHERS: dict[tuple[int, int], str] = {
     **{(Kind.COLLECTIVE, op): op.name.lower() for op in Collective},
@@ -142,9 +142,12 @@ def _idle(exported: Exported, own: slice) -> list[Track]:
 def _lanes(exported: Exported, name: str, index: np.ndarray, *, several: bool) -> Iterator[Track]:
     """A track's spans (indices), spread over lanes."""
     spans = exported.spans[index]
-    # A send is drawn from its post: then it left. Other spans are drawn as they were waited for.
-    start_ns = np.where(spans["kind"] == Kind.SEND, np.minimum(spans["post_ns"], spans["start_ns"]), spans["start_ns"])
-    end_ns = np.maximum(spans["end_ns"], start_ns + LEAST_NS)
+    # A send is drawn from its post to the end of its receive: often it is waited for long after that. Other spans are
+    # drawn as they were waited for.
+    sends, partner = spans["kind"] == Kind.SEND, exported.partner[index]
+    arrived_ns = np.where(sends & (partner >= 0), exported.spans["end_ns"][partner], spans["end_ns"])
+    start_ns = np.where(sends, np.minimum(spans["post_ns"], spans["start_ns"]), spans["start_ns"])
+    end_ns = np.maximum(np.minimum(spans["end_ns"], arrived_ns), start_ns + LEAST_NS)
     index, start_ns, end_ns, waits = _cut_where_sent(exported, index, start_ns, end_ns)
     order = np.lexsort((end_ns, start_ns))
     index, start_ns, end_ns, waits = index[order], start_ns[order], end_ns[order], waits[order]
@@ -213,9 +216,9 @@ def _names(spans: np.ndarray, waits: np.ndarray, *, several: bool) -> list[str]:
     for kind, op, stage, microbatch, peer, waiting, evaluated in zip(*columns, waits.tolist(), evaluation, strict=True):
         if waiting:
             found.append(f"wait for rank {peer}")
-        elif kind in LETTERS:
+        elif kind in OPS:
             where = f" s{stage}" if several and stage >= 0 else ""
-            found.append(f"{LETTERS[kind]} {microbatch}{where}{' evaluation' if evaluated else ''}")
+            found.append(f"{OPS[kind]} {microbatch}{where}{' evaluation' if evaluated else ''}")
         elif kind in PEERS:
             found.append(f"{PEERS[kind]} {peer}")
         else:

@@ -40,6 +40,15 @@ def test_an_arrow_begins_in_the_send_and_ends_in_the_receive():
     assert (end["pid"], end["tid"]) == tids["receives"]
 
 
+def test_no_two_processes_share_the_number_of_a_thread():
+    events = json.loads(written())["traceEvents"]
+    tracks = [e["tid"] for e in events if e["name"] == "thread_name"] + [
+        e["tid"] for e in events if e.get("cat") == "step"
+    ]
+    assert len(set(tracks)) == len(tracks) == 7
+    assert 0 not in tracks
+
+
 def test_idle_time_has_a_colour_by_its_cause():
     idle = {e["name"]: e["cname"] for e in json.loads(written())["traceEvents"] if e.get("cat") == "idle"}
     assert idle == {"bubble": "grey", "communication": "terrible"}

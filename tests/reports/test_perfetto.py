@@ -12,7 +12,7 @@ from tests.reports.exports import MS, make_export
 
 # protos/perfetto/trace/trace_packet.proto, track_event/track_event.proto, track_event/track_descriptor.proto
 TIMESTAMP, SEQUENCE, EVENT, INTERNED, FLAGS, DESCRIPTOR = 8, 10, 11, 12, 13, 60
-UUID, NAME, PROCESS, PARENT, PID, PROCESS_NAME = 1, 2, 3, 5, 1, 6
+UUID, NAME, PARENT, CHILD_ORDERING, RANK = 1, 2, 5, 11, 12
 TYPE, NAME_IID, TRACK, CATEGORY, ANNOTATION, FLOW, LAST_FLOW = 9, 10, 11, 22, 4, 47, 48
 
 
@@ -89,14 +89,14 @@ def slices(packets):
 
 def test_each_slice_has_its_time_on_the_clock_of_the_record(slices):
     assert {(name, category, begin / MS, end / MS) for name, category, begin, end, *_ in slices} == {
-        ("F 0", "compute", 0, 10),
+        ("forward 0", "compute", 0, 10),
         ("send to rank 1", "sends", 10, 12),
         ("all_reduce", "collectives", 12, 30),
         ("wait for rank 0", "receives", 1, 10),
         ("receive from rank 0", "receives", 10, 13),
         ("bubble", "idle", 1, 10),
         ("communication", "idle", 10, 13),
-        ("F 0", "compute", 13, 23),
+        ("forward 0", "compute", 13, 23),
         ("step 7", "", 0, 30),
     }
 
@@ -115,21 +115,28 @@ def test_notes_are_numbers_and_words(slices):
     assert by_name["communication"] == {"stood in": b"transfer"}
 
 
-def test_tracks_belong_to_processes_in_order(packets):
+def test_tracks_are_in_order_ranks_below_steps(packets):
     described = [fields(packet[DESCRIPTOR][0]) for packet in packets if DESCRIPTOR in packet]
-    processes = {row[UUID][0]: fields(row[PROCESS][0]) for row in described if PROCESS in row}
-    assert [p[PID] for p in processes.values()] == [[1], [2]]
-    assert [p[PROCESS_NAME][0].decode()[:14] for p in processes.values()] == ["rank 0 stage 0", "rank 1 stage 1"]
-    children = [(row[NAME][0].decode(), row[PARENT][0]) for row in described if PARENT in row]
-    first, second = processes
-    assert children == [
-        ("compute", first),
-        ("sends", first),
-        ("collectives", first),
-        ("compute", second),
-        ("idle", second),
-        ("receives", second),
-    ]
+    assert all(row[CHILD_ORDERING] == [3] for row in described)  # explicit
+    names = {row[UUID][0]: row[NAME][0].decode()[:14] for row in described}
+    assert len(names) == len(described)
+    placed = [(names.get(row.get(PARENT, [0])[0]), row[RANK][0], names[row[UUID][0]]) for row in described]
+    first, second = "rank 0 stage 0", "rank 1 stage 1"
+    assert sorted(placed, key=str) == sorted(
+        [
+            (None, 0, "pipeline"),
+            ("pipeline", 0, "steps"),
+            ("pipeline", 1, first),
+            ("pipeline", 2, second),
+            (first, 0, "compute"),
+            (first, 1, "sends"),
+            (first, 2, "collectives"),
+            (second, 0, "compute"),
+            (second, 1, "idle"),
+            (second, 2, "receives"),
+        ],
+        key=str,
+    )
 
 
 def test_names_are_told_anew_where_a_sequence_begins(packets):

@@ -24,15 +24,21 @@ def drawn(exported):
 
 def test_each_span_and_each_idle_time_is_on_its_track():
     assert drawn(make_export()) == {
-        (0, "compute", "F 0", 0, 10),
+        (0, "compute", "forward 0", 0, 10),
         (0, "sends", "send to rank 1", 10, 12),
         (0, "collectives", "all_reduce", 12, 30),
         (1, "receives", "wait for rank 0", 1, 10),
         (1, "receives", "receive from rank 0", 10, 13),
         (1, "idle", "bubble", 1, 10),
         (1, "idle", "communication", 10, 13),
-        (1, "compute", "F 0", 13, 23),
+        (1, "compute", "forward 0", 13, 23),
     }
+
+
+def test_a_send_that_is_waited_for_late_is_drawn_until_it_has_arrived():
+    exported = make_export()
+    exported.spans["end_ns"][exported.spans["kind"] == Kind.SEND] = 90 * MS
+    assert (0, "sends", "send to rank 1", 10, 13) in drawn(exported)
 
 
 def test_a_process_is_called_by_rank_stage_and_host_and_nothing_in_it_can_steer_a_terminal():
@@ -72,7 +78,10 @@ def test_a_rank_with_several_stages_names_the_stage_of_each_op():
         }
         for stage in (0, 3)
     ]
-    assert {name for _, _, name, _, _ in drawn(make_export(rows)) if name[0] == "B"} == {"B 2 s0", "B 2 s3"}
+    assert {name for _, _, name, _, _ in drawn(make_export(rows)) if name.startswith("backward")} == {
+        "backward 2 s0",
+        "backward 2 s3",
+    }
 
 
 def test_kinds_and_ops_that_are_unknown_have_a_name_all_the_same():
