@@ -24,13 +24,13 @@ def tensor_parallel(slow: int):
     """One microbatch; the two ranks of a stage meet in the middle of each forward, rank ``slow`` 4 ms late."""
 
     def program(rank):
-        stage, groups = STAGE[rank], [(0, 1), (2, 3)]
+        stage = STAGE[rank]
         for step in range(5):
             if stage == 1:
                 yield Post((step, "in"), Kind.RECV, peer=rank - 2, stage=1, microbatch=0, group=2)
                 yield Wait((step, "in"))
             yield Compute(Kind.FORWARD, (9 if rank == slow else 5) * MS, stage, 0)
-            yield Post((step, "sum"), Kind.COLLECTIVE, group=groups.index(tuple(r for r in STAGE if STAGE[r] == stage)))
+            yield Post((step, "sum"), Kind.COLLECTIVE, group=stage)
             yield Wait((step, "sum"))
             yield Compute(Kind.FORWARD, 5 * MS, stage, 0)
             if stage == 0:
