@@ -48,6 +48,8 @@ _TYPE_BYTES = {
     **dict.fromkeys(("unsigned char", "signed char", "bool", "Byte", "Char"), 1),
 }
 MOST_PEER = 1 << 20
+RETURNED_AT_ONCE_NS = 20_000
+"""So long takes the call of a wait, and what lies before it in its thread, where nothing is waited for."""
 _ANNOTATED = re.compile(r"nccl:(send|recv) \d{1,7}(?:->|<-)(\d{1,7})")
 
 
@@ -327,8 +329,9 @@ def find_waits(messages: Sequence[Message], threads: dict[int, Thread]) -> None:
         own = marks[message.thread]
         at = int(np.searchsorted(own, message.done_ns, "left")) - 1
         last = int(own[at]) if at >= 0 else message.called_ns
-        message.wait_ns = min(max(last, message.called_ns), message.done_ns)
         message.done_ns = max(message.done_ns, message.called_ns)
+        waited_ns = message.done_ns - max(last, message.called_ns)
+        message.wait_ns = message.done_ns - (waited_ns if waited_ns > RETURNED_AT_ONCE_NS else 0)
 
 
 def name_messages(messages: Sequence[Message], labels: Sequence[Placed]) -> None:
