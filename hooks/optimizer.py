@@ -8,7 +8,7 @@ from typing import Any
 
 from ppdiag.hooks import guard
 from ppdiag.hooks.device import HostSpan
-from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, compute_tail, thread_state
+from ppdiag.hooks.recorder import RECORDER, Tail, compute_tail, thread_state
 from ppdiag.model import NONE, Kind
 
 PROBE = "optimizer"
@@ -53,8 +53,6 @@ def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if _open and any(owner == id(optimizer) for owner, _, _ in _open):
             _open.clear()  # its last step raised, and never called the post hook
         start_ns = perf_counter_ns()
-        if start_ns - RECORDER.flushed_ns > PATIENCE_NS and not _open:
-            RECORDER.flush_soon()  # the step's pipeline is done
         tail = compute_tail(_OPTIMIZER, start_ns, _NO_LABEL, thread_state().flags)
         instruments = RECORDER.instruments
         _open.append((id(optimizer), tail, None if instruments is None else instruments.begin(tail)))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_BYTES = 2 << 30
 """2 GiB a rank: about 30 million spans."""
 PATIENCE_NS = 20_000_000
-"""Within a step, no second flush before this time: waking the writer costs some 40 us of CPU."""
+"""Where no optimizer ends the steps, no second flush before this time: one costs some 60 us of CPU."""
 _ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 _ENVIRONMENT_NAMES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GLOO_SOCKET_IFNAME")
 _FLAGS_AT = 11
@@ -194,6 +194,11 @@ class Recorder:
         """Have everything so far written, on the writer's thread."""
         if self._writer is not None:
             self._writer.wake()
+
+    def pipeline_ended(self, now_ns: int) -> None:
+        """A framework's pipeline step has ended: a step, where no optimizer has been seen to end one."""
+        if not self.step and now_ns - self.flushed_ns > PATIENCE_NS:
+            self.flush_soon()
 
     def flush(self) -> None:
         """Write everything so far on this thread (for tests and the exit)."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks import guard
 from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
-from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, known_thread, thread_state, with_flag
+from ppdiag.hooks.recorder import RECORDER, Tail, known_thread, thread_state, with_flag
 from ppdiag.model import NONE, Flag
 
 if TYPE_CHECKING:
@@ -112,5 +112,4 @@ def run_schedule(tail: Tail, original: Any, args: Sequence[Any], kwargs: Any) ->
     try:
         return run((tail,), original, args, kwargs)
     finally:
-        if perf_counter_ns() - RECORDER.flushed_ns > PATIENCE_NS:
-            RECORDER.flush_soon()
+        RECORDER.pipeline_ended(perf_counter_ns())

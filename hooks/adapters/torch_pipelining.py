@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.hooks import guard, process_group
 from ppdiag.hooks.adapters import brackets
 from ppdiag.hooks.device import HostSpan
-from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER, Tail, compute_tail, known_thread, thread_state, with_flag
+from ppdiag.hooks.recorder import RECORDER, Tail, compute_tail, known_thread, thread_state, with_flag
 from ppdiag.model import NONE, Flag, Kind, Payload
 
 if TYPE_CHECKING:
@@ -291,8 +291,7 @@ def _step(original: Any) -> Any:
                     instruments.end(begin, HostSpan(tail[0], end_ns, (ended,)))
                 else:
                     recorder.append((tail[0], end_ns, ended))
-                if end_ns - recorder.flushed_ns > PATIENCE_NS:
-                    recorder.flush_soon()
+                recorder.pipeline_ended(end_ns)
             except Exception as error:
                 guard.failed(PROBE, error)
         return result
