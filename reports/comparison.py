@@ -62,10 +62,14 @@ class _Unit:
         )
 
     def signed(self, seconds: float) -> str:
-        return f"{seconds / self.factor:+.2f}" if math.isfinite(seconds) else "?"
+        return f"{self._rounded(seconds):+.2f}" if math.isfinite(seconds) else "?"
 
     def plain(self, seconds: float) -> str:
-        return f"{seconds / self.factor:.2f}"
+        return f"{self._rounded(seconds):.2f}"
+
+    def _rounded(self, seconds: float) -> float:
+        """Two decimals; what rounds to nothing has no sign."""
+        return round(seconds / self.factor, 2) + 0.0
 
 
 def _text(text: str, style: str = "") -> Text:
