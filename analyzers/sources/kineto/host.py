@@ -50,7 +50,7 @@ _TYPE_BYTES = {
 MOST_PEER = 1 << 20
 RETURNED_AT_ONCE_NS = 20_000
 """So long takes the call of a wait, and what lies before it in its thread, where nothing is waited for."""
-_ANNOTATED = re.compile(r"nccl:(send|recv) \d{1,7}(?:->|<-)(\d{1,7})")
+_ANNOTATED = re.compile(r"nccl:(send|recv) \d{1,7}(?:->|<-)(\d{1,7})|gloo:(send|recv|recvAnySource)")
 
 
 class Placed(NamedTuple):
@@ -152,13 +152,20 @@ def messages_of(events: Events) -> list[Message]:
 
 
 def _annotated_messages(events: Events) -> list[Message]:
-    """Sends and receives as NCCL's annotations name them: ``nccl:send 0->1``, by ranks of their group."""
+    """Sends and receives as annotations name them: ``nccl:send 0->1``, by ranks of their group, and ``gloo:send``.
+
+    One of gloo lasts from the post to the end of the wait.
+    """
     known = {index: match for index, name in enumerate(events.names) if (match := _ANNOTATED.fullmatch(name))}
     found = []
     for i in events.of(Category.LABEL).tolist():
         if match := known.get(int(events.name[i])):
-            times = int(events.thread[i]), int(events.start_ns[i]), int(events.end_ns[i])
-            found.append(Message(_ENDS[match[1]], *times, peer=whole(match[2])))
+            thread, start, end = int(events.thread[i]), int(events.start_ns[i]), int(events.end_ns[i])
+            kind = _ENDS[match[1] or match[3]]
+            if match[1]:
+                found.append(Message(kind, thread, start, end, peer=whole(match[2])))
+            else:
+                found.append(Message(kind, thread, start, start, end, size_bytes=_size_bytes(events.arguments.get(i))))
     return found
 
 

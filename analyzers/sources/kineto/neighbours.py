@@ -82,22 +82,19 @@ def _by_order(spans: np.ndarray, chosen: np.ndarray, order: list[int]) -> None:
     """The peers of messages by the op they belong to: what a forward needs comes from before, and so on."""
     place = {rank: n for n, rank in enumerate(order)}
     ops = np.isin(spans["kind"], PIPELINE_KINDS)
-    slices = rank_slices(spans["rank"])
-    for i in chosen.tolist():
-        own = slices[int(spans["rank"][i])]
-        starts, kinds = spans["start_ns"][own][ops[own]], spans["kind"][own][ops[own]]
-        sent = spans["kind"][i] == Kind.SEND
-        at = (
-            int(np.searchsorted(starts, spans["post_ns"][i], "right")) - 1
-            if sent
-            else int(np.searchsorted(starts, spans["end_ns"][i], "left"))
-        )
-        if not 0 <= at < len(starts):
-            continue
-        towards = 1 if (kinds[at] == Kind.FORWARD) == sent else -1
-        neighbour = place[int(spans["rank"][i])] + towards
-        if 0 <= neighbour < len(order):
-            spans["peer"][i] = order[neighbour]
+    unknown = rank_slices(spans["rank"][chosen])
+    for rank, own in rank_slices(spans["rank"]).items():
+        mine = chosen[unknown.get(rank, slice(0))]
+        starts, forwards = spans["start_ns"][own][ops[own]], spans["kind"][own][ops[own]] == Kind.FORWARD
+        sent = spans["kind"][mine] == Kind.SEND
+        before = np.searchsorted(starts, spans["post_ns"][mine], "right") - 1
+        following = np.searchsorted(starts, spans["end_ns"][mine], "left")
+        at = np.where(sent, before, following)
+        known = (at >= 0) & (at < len(starts))
+        towards = np.where(forwards[at[known]] == sent[known], 1, -1)
+        neighbour = place[rank] + towards
+        inside = (neighbour >= 0) & (neighbour < len(order))
+        spans["peer"][mine[known][inside]] = np.array(order)[neighbour[inside]]
 
 
 def number_messages(spans: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from functools import cache
 from pathlib import Path
 
@@ -120,3 +121,16 @@ def test_peers_that_were_not_recorded_are_said_to_be_assumed():
 )
 def test_names_of_annotations(name, expected):
     assert list(labels_of(name)) == expected
+
+
+def test_annotations_of_gloo_are_enough(tmp_path):
+    """Before torch 2.0 the calls of messages were no ops."""
+    for file in files("1F1B"):
+        text = gzip.decompress(file.read_bytes()).replace(b"c10d::", b"other::")
+        (tmp_path / file.name).write_bytes(gzip.compress(text))
+    trace = read_trace([tmp_path])
+    job = diagnose(trace).job
+    assert (job.pp, job.microbatches, job.schedule_name, job.schedule_match) == (4, 4, "1F1B", 1.0)
+    assert (
+        len(trace.of_kind(Kind.SEND, Kind.RECV)) == 2 * 2 * 3 * 4 * 3
+    )  # ends, directions, borders, microbatches, steps
