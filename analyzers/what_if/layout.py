@@ -8,7 +8,6 @@ Shape letters: N events, K steps.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from ppdiag.analyzers.program import COMPUTE, END, POST, START, WAIT
 from ppdiag.analyzers.what_if.assemble import Event, Meeting, Script, assemble
 from ppdiag.analyzers.what_if.layers import layer_times
 from ppdiag.analyzers.what_if.op_times import OpKey, op_times, source_microbatch, stage_mix
+from ppdiag.analyzers.what_if.receives import direction, receives_ahead, with_gaps
 from ppdiag.analyzers.what_if.run import AHEAD, AT_ONCE, FUSED, collective_time, is_op, link_time, stage_seconds
 from ppdiag.model import Kind
 
@@ -41,6 +41,7 @@ class Plan(NamedTuple):
         orders: the ops of each rank along the pipeline, of one call of the schedule.
         stage_rank: position along the pipeline of each stage's rank.
         messaging: how ranks pass messages, of ``run.AT_ONCE``, ``run.FUSED``, ``run.PLAIN``, ``run.AHEAD``.
+        schedule: the order's name in ``schedules``.
         overlap: no rank waits until a send is taken, and a message travels as soon as it is there.
         size: how many times as large as measured each microbatch is.
         pairs: a forward and a whole backward of another stage after it run as one op, and send when both are done.
@@ -49,6 +50,7 @@ class Plan(NamedTuple):
     orders: Sequence[Sequence[Op]]
     stage_rank: Sequence[int]
     messaging: str
+    schedule: str = ""
     overlap: bool = False
     size: float = 1.0
     pairs: bool = False
@@ -169,31 +171,58 @@ class _Ops:
         self.has_backward = bool(self.times.measured.kinds & {int(Kind.BACKWARD), int(Kind.WEIGHT)})
         self.posted: set[Op] = set()
         self.due = self.times.measured.nothing
+        self.turns = [self._turns(ops) for ops in plan.orders]
+        self.ahead: list[dict[int, list[Op]]] = [{} for _ in plan.orders]
+        if plan.messaging == AHEAD:
+            count = len(self.turns)
+            gapped = [
+                with_gaps(turns, schedule=plan.schedule, position=position, ranks=count)
+                for position, turns in enumerate(self.turns)
+            ]
+            self.ahead = receives_ahead(gapped, plan.stage_rank)
+
+    def _turns(self, ops: Sequence[Op]) -> list[list[Op]]:
+        """The ops of a rank that there are, those together that run as one."""
+        turns: list[list[Op]] = []
+        for op in ops:
+            if turns and self._is_pair(turns[-1][-1], op):
+                turns[-1].append(op)
+            elif op.kind is Kind.FORWARD or self.has_backward:
+                turns.append([op])
+        return turns
 
     def add(self, rank: int, replica: int, position: int) -> None:
         """All ops of one rank, of every call of the schedule in a step."""
-        order = [op for op in self.plan.orders[position] if op.kind is Kind.FORWARD or self.has_backward]
-        count = self.times.microbatches
-        calls = range(self.run.shape.accumulation)
-        ops = [op._replace(microbatch=op.microbatch + call * count) for call in calls for op in order]
-        self.rank, self.replica = rank, replica
-        self.posted = set()
-        done: list[Op] = []  # of which nothing is sent yet
+        self.rank, self.replica, self.posted = rank, replica, set()
+        calls, per_call = range(self.run.shape.accumulation), self.times.microbatches
+        turns = [_moved(turn, call * per_call) for call in calls for turn in self.turns[position]]
+        following = [turn[0] for turn in turns[1:]]
         sending: list[Op] = []  # of which the sends are still to be waited for
-        for op, following in pairwise([*ops, None]):
-            assert op is not None
-            self._compute(op, following)
+        for number, (turn, after) in enumerate(zip(turns, [*following, None], strict=True)):
+            self._begin(turn[0])
+            self._post_ahead(position, number)
+            self._compute(turn[0])
+            for op in turn[1:]:
+                self._begin(op)
+                self._compute(op)
             self._wait_for_sends(sending)
-            done.append(op)
-            if not self._is_pair(op, following):
-                sending += self._send(done, following)
+            sending += self._send(turn, after)
         self._wait_for_sends(sending)
 
-    def _send(self, done: list[Op], following: Op | None) -> list[Op]:
+    def _begin(self, op: Op) -> None:
+        """The host's time between the ops before and the messages of this one."""
+        self.due, _, _ = self.times.host(self.rank, op)
+
+    def _post_ahead(self, position: int, turns_done: int) -> None:
+        """Posts the receives that come after so many turns."""
+        call, done = divmod(turns_done, len(self.turns[position]))
+        for op in _moved(self.ahead[position].get(done, ()), call * self.times.microbatches):
+            self._post_receive(op)
+
+    def _send(self, done: Sequence[Op], following: Op | None) -> list[Op]:
         """Posts the sends of the ops; returns those that are to be waited for after the following op."""
         sent = [op for op in done if self._post_send(op)]
         kinds = {op.kind for op in done}
-        done.clear()
         if self.plan.messaging not in (FUSED, AT_ONCE) or self.plan.overlap:
             return []
         if sent and following is not None and (self.plan.messaging == AT_ONCE or following.kind not in kinds):
@@ -201,21 +230,17 @@ class _Ops:
             self._wait_for_sends(sent)
         return sent
 
-    def _is_pair(self, op: Op, following: Op | None) -> bool:
-        if not self.plan.pairs or following is None or (op.kind, following.kind) != (Kind.FORWARD, Kind.BACKWARD):
+    def _is_pair(self, op: Op, following: Op) -> bool:
+        if not self.plan.pairs or (op.kind, following.kind) != (Kind.FORWARD, Kind.BACKWARD):
             return False
-        whole = (following.stage, following.microbatch % self.times.microbatches) not in self.times.split
-        return whole and following.stage != op.stage
+        return following[1:] not in self.times.split and following.stage != op.stage
 
     def _event(self, what: int, kind: Kind, op: Op, **times: np.ndarray) -> int:
         return self.script.add(Event(self.rank, what, int(kind), op.stage, op.microbatch, **times))
 
-    def _compute(self, op: Op, following: Op | None) -> None:
-        around, enter, _ = self.times.host(self.rank, op)
-        self.due = around
+    def _compute(self, op: Op) -> None:
+        _, enter, _ = self.times.host(self.rank, op)
         self._post_receive(op)
-        if self.plan.messaging == AHEAD and following is not None:
-            self._post_receive(following)
         if op in self.posted:
             self.script.ends(self._input(op)).recv_wait = self._event(WAIT, Kind.RECV, op, host=self._take_due())
         work = self.times.work(self.replica, op)
@@ -249,13 +274,13 @@ class _Ops:
         """Name of the message that an op needs: the replica, and the op of another rank that makes it."""
         if op.kind is Kind.WEIGHT:
             return None
-        return self._crossing(op.stage - _direction(op), op.stage, op)
+        return self._crossing(op.stage - direction(op), op.stage, op)
 
     def _output(self, op: Op) -> tuple[int, Op] | None:
         """Name of the message that an op makes for another rank."""
         if op.kind is Kind.WEIGHT:
             return None
-        return self._crossing(op.stage, op.stage + _direction(op), op)
+        return self._crossing(op.stage, op.stage + direction(op), op)
 
     def _crossing(self, source: int, target: int, op: Op) -> tuple[int, Op] | None:
         ranks = self.plan.stage_rank
@@ -264,8 +289,9 @@ class _Ops:
         return self.replica, op._replace(stage=source)
 
 
-def _direction(op: Op) -> int:
-    return 1 if op.kind is Kind.FORWARD else -1
+def _moved(ops: Sequence[Op], by: int) -> list[Op]:
+    """The same ops of later microbatches."""
+    return [op._replace(microbatch=op.microbatch + by) for op in ops]
 
 
 class _Tails:

@@ -1,0 +1,76 @@
+"""Receives posted ahead, against torch's own writing down of its schedules."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ppdiag.analyzers.edges import CyclicOrder
+from ppdiag.analyzers.schedules import Op, order, stage_ranks
+from ppdiag.analyzers.what_if.receives import receives_ahead, with_gaps
+from ppdiag.model import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KINDS = {"FORWARD": Kind.FORWARD, "FULL_BACKWARD": Kind.BACKWARD, "BACKWARD_INPUT": Kind.BACKWARD,
+         "BACKWARD_WEIGHT": Kind.WEIGHT, "RECV_F": Kind.FORWARD, "RECV_B": Kind.BACKWARD}  # fmt: skip
+
+
+def test_a_receive_is_posted_as_soon_as_its_send_is_written_down() -> None:
+    # rank 0 runs F0 and F1 before rank 1 has run its F0: both receives come before, and F1's after rank 1's F0
+    turns = [[[op] for op in ops] for ops in order("GPipe", ranks=2, chunks=1, microbatches=2)]
+    found = receives_ahead(turns, [0, 1])
+    forward = [Op(Kind.FORWARD, 1, m) for m in (0, 1)]
+    assert found[1] == {0: [forward[0]], 1: [forward[1]]}
+    # rank 1's two backwards are written down while rank 0 has nothing left to run
+    assert found[0] == {2: [Op(Kind.BACKWARD, 0, 0)], 3: [Op(Kind.BACKWARD, 0, 1)]}
+
+
+def test_ops_that_wait_for_each_other_are_refused() -> None:
+    backward_first = [[Op(Kind.BACKWARD, 0, 0)], [Op(Kind.FORWARD, 0, 0)]]
+    with pytest.raises(CyclicOrder):
+        receives_ahead([backward_first, [[Op(Kind.FORWARD, 1, 0)], [Op(Kind.BACKWARD, 1, 0)]]], [0, 1])
+
+
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (4, 16)])
+def test_receives_are_posted_where_torch_posts_them(name: str, ranks: int, microbatches: int) -> None:
+    pytest.importorskip("torch")
+    module = pytest.importorskip("torch.distributed.pipelining.schedules")
+    stages = [
+        SimpleNamespace(stage_index=c * ranks, num_stages=2 * ranks, group_size=ranks, group_rank=0, submod=None)
+        for c in range(2)
+    ]
+    theirs = module.get_schedule_class(name)(stages, microbatches, loss_fn=lambda *_: None)
+    placement = stage_ranks(name, ranks, 2)
+    turns = [[ops for action in theirs.pipeline_order[rank] if (ops := parts(action))] for rank in range(ranks)]
+    gapped = [with_gaps(own, schedule=name, position=rank, ranks=ranks) for rank, own in enumerate(turns)]
+    lowered = module._add_send_recv(  # torch offers no other way to see it
+        {rank: list(actions) for rank, actions in theirs.pipeline_order.items()}, placement.__getitem__, 2 * ranks
+    )
+    assert receives_ahead(gapped, placement) == [posted(lowered[rank]) for rank in range(ranks)]
+
+
+def parts(action: Any) -> list[Op]:
+    """torch's action as ops; none of a gap."""
+    single = [] if action is None else action.sub_actions or [action]
+    return [
+        Op(KINDS[one.computation_type.name], one.stage_index, one.microbatch_index)
+        for one in single
+        if one.computation_type.name in KINDS
+    ]
+
+
+def posted(actions: Sequence[Any]) -> dict[int, list[Op]]:
+    """After how many turns torch posts which receives."""
+    found: dict[int, list[Op]] = {}
+    done = 0
+    for action in actions:
+        if action.computation_type.name in ("RECV_F", "RECV_B"):
+            found.setdefault(done, []).extend(parts(action))
+        elif parts(action):
+            done += 1
+    return found
