@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+_INFERRED, _DEVICE, _NEVER_WAITED = int(Flag.INFERRED), int(Flag.DEVICE), int(Flag.NEVER_WAITED)
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -221,7 +222,7 @@ class _Steps:
 
 
 def _op_row(op: Op, steps: _Steps, chunks: dict[int, int]) -> dict[str, int]:
-    flags = (Flag.INFERRED if op.inferred else Flag(0)) | (Flag.DEVICE if op.launch_ns is not None else Flag(0))
+    flags = _INFERRED * op.inferred + _DEVICE * (op.launch_ns is not None)
     return {
         "kind": op.label.kind,
         "flags": flags,
@@ -254,7 +255,7 @@ def _message_row(
     return {
         "kind": message.kind,
         "op": message.op if message.kind is Kind.COLLECTIVE else payload_of(message),
-        "flags": Flag(0) if waited else Flag.NEVER_WAITED,
+        "flags": 0 if waited else _NEVER_WAITED,
         "stage": stage,
         "chunk": chunks.get(stage, NONE),
         "microbatch": message.label.microbatch if message.label else NONE,
