@@ -41,7 +41,6 @@ class Plan(NamedTuple):
         orders: the ops of each rank along the pipeline, of one call of the schedule.
         stage_rank: position along the pipeline of each stage's rank.
         messaging: how ranks pass messages, of ``run.AT_ONCE``, ``run.FUSED``, ``run.PLAIN``, ``run.AHEAD``.
-        schedule: the order's name in ``schedules``.
         overlap: no rank waits until a send is taken, and a message travels as soon as it is there.
         size: how many times as large as measured each microbatch is.
         pairs: a forward and a whole backward of another stage after it run as one op, and send when both are done.
@@ -50,7 +49,6 @@ class Plan(NamedTuple):
     orders: Sequence[Sequence[Op]]
     stage_rank: Sequence[int]
     messaging: str
-    schedule: str = ""
     overlap: bool = False
     size: float = 1.0
     pairs: bool = False
@@ -174,12 +172,7 @@ class _Ops:
         self.turns = [self._turns(ops) for ops in plan.orders]
         self.ahead: list[dict[int, list[Op]]] = [{} for _ in plan.orders]
         if plan.messaging == AHEAD:
-            count = len(self.turns)
-            gapped = [
-                with_gaps(turns, schedule=plan.schedule, position=position, ranks=count)
-                for position, turns in enumerate(self.turns)
-            ]
-            self.ahead = receives_ahead(gapped, plan.stage_rank)
+            self.ahead = receives_ahead([with_gaps(turns) for turns in self.turns], plan.stage_rank)
 
     def _turns(self, ops: Sequence[Op]) -> list[list[Op]]:
         """The ops of a rank that there are, those together that run as one."""

@@ -60,9 +60,8 @@ def measured_plan(run: Run) -> Plan:
         found.append([op for op in dict.fromkeys(ops) if op.microbatch < shape.microbatches])
     runtime = run.job.framework == TORCH and shape.vpp > 1
     ways = AHEAD if runtime else messaging(graph)
-    return Plan(
-        found, stage_rank, ways, run.job.schedule_name, pairs=run.job.schedule_name == PAIRED and sends_late(graph)
-    )
+    pairs = run.job.schedule_name == PAIRED and sends_late(graph)
+    return Plan(found, stage_rank, ways, pairs=pairs)
 
 
 def plan_of(run: Run, change: Change) -> Plan:
@@ -124,7 +123,7 @@ def _other_schedule(run: Run, name: str, chunks: int | None, microbatches: int) 
         raise BadShape(str(error)) from error
     ways = TORCH_MESSAGING.get(name, AHEAD) if run.job.framework == TORCH else messaging(run.graph)
     pairs = known.known_as == PAIRED
-    return Plan(found, orders.stage_ranks(name, ranks, stages_a_rank), ways, known.known_as or "", pairs=pairs)
+    return Plan(found, orders.stage_ranks(name, ranks, stages_a_rank), ways, pairs=pairs)
 
 
 def _check_size(ranks: int, chunks: int, microbatches: int) -> None:

@@ -52,25 +52,17 @@ def receives_ahead(
     return posted
 
 
-def with_gaps(turns: Sequence[Sequence[Op]], *, schedule: str, position: int, ranks: int) -> list[Sequence[Op]]:
-    """The turns of one rank with the gaps that torch writes between them.
+def with_gaps(turns: Sequence[Sequence[Op]]) -> list[Sequence[Op]]:
+    """The turns of one rank with the gaps that torch leaves between them.
 
-    A rank begins with a gap for each rank before it. Interleaved 1F1B has gaps after the warm-up too, one for this rank
-    and each after it, and one before each backward at the end. DualPipeV is written without any.
+    After the last op of a stage it reduces the stage's gradients, and lets go of its weights: two turns.
     """
-    if schedule == "DualPipeV":
-        return list(turns)
-    leading: list[Sequence[Op]] = [()] * position
-    backwards = [i for i, turn in enumerate(turns) if turn[0].kind is Kind.BACKWARD]
-    if schedule != "Interleaved1F1B" or not backwards:
-        return [*leading, *turns]
-    forwards = len(turns) - len(backwards)
-    steady = forwards > backwards[0]
-    warm_up = backwards[0] - steady
-    cool_down = len(turns) - warm_up
-    middle = turns[warm_up:cool_down]
-    closing = [turn for backward in turns[cool_down:] for turn in ((), backward)]
-    return [*leading, *turns[:warm_up], *([()] * (ranks - position)), *middle, *closing]
+    last = {op.stage: number for number, turn in enumerate(turns) for op in turn}
+    gapped: list[Sequence[Op]] = []
+    for number, turn in enumerate(turns):
+        gapped.append(turn)
+        gapped += [(), ()] * sum(last[stage] == number for stage in {op.stage for op in turn})
+    return gapped
 
 
 def _is_ready(op: Op, made: set[Op], stages: int) -> bool:

@@ -20,12 +20,12 @@ KINDS = {"FORWARD": Kind.FORWARD, "FULL_BACKWARD": Kind.BACKWARD, "BACKWARD_INPU
 
 
 def test_a_receive_is_posted_as_soon_as_its_send_is_written_down() -> None:
-    # rank 0 runs F0 and F1 before rank 1 has run its F0: both receives come before, and F1's after rank 1's F0
+    # in each round rank 0 runs its forward, and rank 1 the same forward after it
     turns = [[[op] for op in ops] for ops in order("GPipe", ranks=2, chunks=1, microbatches=2)]
     found = receives_ahead(turns, [0, 1])
     forward = [Op(Kind.FORWARD, 1, m) for m in (0, 1)]
     assert found[1] == {0: [forward[0]], 1: [forward[1]]}
-    # rank 1's two backwards are written down while rank 0 has nothing left to run
+    # rank 1's backwards are written down in the rounds after
     assert found[0] == {2: [Op(Kind.BACKWARD, 0, 0)], 3: [Op(Kind.BACKWARD, 0, 1)]}
 
 
@@ -35,7 +35,9 @@ def test_ops_that_wait_for_each_other_are_refused() -> None:
         receives_ahead([backward_first, [[Op(Kind.FORWARD, 1, 0)], [Op(Kind.BACKWARD, 1, 0)]]], [0, 1])
 
 
-@pytest.mark.parametrize("name", ["Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"])
+@pytest.mark.parametrize(
+    "name", ["Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
+)
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (4, 16)])
 def test_receives_are_posted_where_torch_posts_them(name: str, ranks: int, microbatches: int) -> None:
     pytest.importorskip("torch")
@@ -47,11 +49,13 @@ def test_receives_are_posted_where_torch_posts_them(name: str, ranks: int, micro
     theirs = module.get_schedule_class(name)(stages, microbatches, loss_fn=lambda *_: None)
     placement = stage_ranks(name, ranks, 2)
     turns = [[ops for action in theirs.pipeline_order[rank] if (ops := parts(action))] for rank in range(ranks)]
-    gapped = [with_gaps(own, schedule=name, position=rank, ranks=ranks) for rank, own in enumerate(turns)]
-    lowered = module._add_send_recv(  # torch offers no other way to see it
-        {rank: list(actions) for rank, actions in theirs.pipeline_order.items()}, placement.__getitem__, 2 * ranks
-    )
-    assert receives_ahead(gapped, placement) == [posted(lowered[rank]) for rank in range(ranks)]
+    # torch offers no other way to see it than the functions that its constructor would call
+    with_extra = {
+        rank: module._add_reduce_grad(module._add_unshard_reshard(actions), microbatches)
+        for rank, actions in theirs.pipeline_order.items()
+    }
+    lowered = module._add_send_recv(with_extra, placement.__getitem__, 2 * ranks)
+    assert receives_ahead([with_gaps(own) for own in turns], placement) == [posted(lowered[r]) for r in range(ranks)]
 
 
 def parts(action: Any) -> list[Op]:
