@@ -29,7 +29,7 @@ from ppdiag.analyzers.sources.kineto.host_ops import inferred_ops, main_thread
 from ppdiag.model import NONE, PIPELINE_KINDS, Collective, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -150,7 +150,8 @@ def time_messages(events: Events, messages: Sequence[Message], ops: Sequence[Op]
         timed.append(message)
     mine = set(own)
     others = [kernel for kernel in kernels.tolist() if kernel not in mine]
-    return [*timed, *_collectives(events, others)], unknown
+    posts = {message.external: message.post_ns for message in messages if message.kind is Kind.COLLECTIVE}
+    return [*timed, *_collectives(events, others, posts)], unknown
 
 
 def _communication_kernels(events: Events) -> np.ndarray:
@@ -198,14 +199,15 @@ def _kernels_of(events: Events, own: Sequence[int], messages: Sequence[Message])
     return found, len(own)
 
 
-def _collectives(events: Events, kernels: Sequence[int]) -> list[Message]:
-    """The collectives of the device, each as long as its kernel."""
+def _collectives(events: Events, kernels: Sequence[int], posts: Mapping[int, int]) -> list[Message]:
+    """The collectives of the device, each as long as its kernel; ``posts``: when the host called them, by id."""
     found = []
     for kernel in kernels:
         arguments = events.arguments.get(kernel)
         name = arguments.collective if arguments and isinstance(arguments.collective, str) else ""
         start, end = int(events.start_ns[kernel]), int(events.end_ns[kernel])
-        message = Message(Kind.COLLECTIVE, int(events.thread[kernel]), start, start, end, start)
+        called = posts.get(_external(events, kernel), start)
+        message = Message(Kind.COLLECTIVE, int(events.thread[kernel]), start, called, end, start)
         message.op = int(collective(name or events.name_of(kernel)))
         message.group = group_of(arguments) if arguments else None
         found.append(message)

@@ -122,11 +122,15 @@ def placed_labels(events: Events, category: Category) -> list[Placed]:
     return sorted(found, key=lambda row: row.start_ns)
 
 
-def step_marks(events: Events) -> list[tuple[int, int]]:
-    """(begin, number) of each step that torch.profiler marked, by begin."""
+def step_marks(events: Events, category: Category = Category.LABEL) -> list[tuple[int, int]]:
+    """(begin, number) of each step that torch.profiler marked, by begin, on the host or as the device saw it."""
     numbers = {index: number for index, name in enumerate(events.names) if (number := step_number(name)) is not None}
-    chosen = [i for i in events.of(Category.LABEL).tolist() if int(events.name[i]) in numbers]
-    return sorted((int(events.start_ns[i]), numbers[int(events.name[i])]) for i in chosen)
+    chosen = [i for i in events.of(category).tolist() if int(events.name[i]) in numbers]
+    begins: dict[int, int] = {}
+    for i in chosen:  # each stream of a device has its own
+        number = numbers[int(events.name[i])]
+        begins[number] = min(begins.get(number, int(events.start_ns[i])), int(events.start_ns[i]))
+    return sorted((begin, number) for number, begin in begins.items())
 
 
 def messages_of(events: Events) -> list[Message]:

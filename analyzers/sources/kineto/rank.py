@@ -163,10 +163,13 @@ class _Marks:
 
 
 def _marks(events: Events, ops: Sequence[Op]) -> _Marks:
-    marked = step_marks(events)
-    if marked:
-        return _Marks([begin for begin, _ in marked], [number for _, number in marked], on_host=True)
     on_host = all(op.launch_ns is not None for op in ops)
+    on_device = bool(len(events.of(Category.KERNEL)))
+    marked = step_marks(events, Category.DEVICE_LABEL) if on_device and not on_host else []
+    axis = on_host or not marked
+    marked = marked or step_marks(events)
+    if marked:
+        return _Marks([begin for begin, _ in marked], [number for _, number in marked], on_host=axis)
     when = sorted((_when(op, on_host=on_host), op.label.kind) for op in ops)
     begins, after_optimizer, in_flight = [], True, 0
     counted = any(kind is Kind.OPTIMIZER for _, kind in when)

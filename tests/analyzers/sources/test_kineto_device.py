@@ -119,6 +119,57 @@ def test_ops_under_one_label_have_half_of_it_each(tmp_path):
     ]
 
 
+def test_a_collective_belongs_to_the_step_in_which_the_host_called_it(tmp_path):
+    """The device does it when the host is in the next step already."""
+    paths = write_job(tmp_path)
+    for path in paths:
+        trace = json.loads(path.read_text())
+        call = next(event for event in trace["traceEvents"] if event["name"] == "record_param_comms")
+        told = {**call["args"], "Collective name": "allreduce", "External id": 999}
+        trace["traceEvents"] += [
+            {**call, "ts": 9000.0, "dur": 10.0, "args": told},
+            {
+                **call,
+                "cat": "kernel",
+                "name": "ncclDevKernel_AllReduce",
+                "tid": 20,
+                "ts": 10_050.0,
+                "dur": 50.0,
+                "args": told,
+            },
+        ]
+        path.write_text(json.dumps(trace))
+    spans = read_trace(paths).spans
+    assert spans["step"][spans["kind"] == Kind.COLLECTIVE].tolist() == [3, 3]
+
+
+def test_steps_of_a_device_without_labels_of_the_host_are_the_devices_own(tmp_path):
+    """The device is 5 ms behind the host, whose marks would put the end of a step into the next."""
+    paths = write_job(tmp_path)
+    for path in paths:
+        trace = json.loads(path.read_text())
+        events = [event for event in trace["traceEvents"] if not event["name"].startswith("PP:") or event["tid"] == 7]
+        for event in events:
+            if event["cat"] in ("kernel", "gpu_user_annotation"):
+                event["ts"] += 5000.0
+        for step in range(3):
+            name, begin = f"ProfilerStep#{step + 3}", 10_000.0 * step + 5000
+            twin = {
+                "ph": "X",
+                "cat": "gpu_user_annotation",
+                "name": name,
+                "pid": 0,
+                "tid": 7,
+                "ts": begin,
+                "dur": 9700.0,
+            }
+            events.append(twin)
+        path.write_text(json.dumps({**trace, "traceEvents": events}))
+    spans = read_trace(paths).spans
+    ops = spans[np.isin(spans["kind"], (Kind.FORWARD, Kind.BACKWARD))]
+    assert np.bincount(ops["step"]).tolist() == [0, 0, 0, 8, 8, 8]
+
+
 def test_all_to_all_on_the_same_kernels_is_a_collective(tmp_path):
     paths = write_job(tmp_path)
     for path in paths:
