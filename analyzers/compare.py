@@ -78,7 +78,7 @@ def _notes(a: Diagnosis, b: Diagnosis, differing: list[str], *, replayable: bool
         what = "; ".join(f"{SHAPE[name]} {_shown(a.job, name)} and {_shown(b.job, name)}" for name in differing)
         yield f"the jobs are of different shape ({what}), so that the change cannot be laid to places"
     if set(differing) & set(WORK_OF_A_STEP):
-        yield f"a step does not do the same work in both: a microbatch of a replica takes {_per_microbatch(a, b)}"
+        yield f"a step does not do the same work in both: {_per_microbatch(a, b)} a microbatch, over all replicas"
     if not differing and not replayable:
         yield "the messages of one of them were inferred, so that the change cannot be laid to places"
     if (sizes := _message_sizes(a, b)) is not None:
@@ -97,7 +97,7 @@ def _shown(job: Job, name: str) -> str:
 
 def _per_microbatch(a: Diagnosis, b: Diagnosis) -> str:
     times = [1e3 * found.steps.median_s / (found.job.microbatches * (found.job.dp or 1)) for found in (a, b)]
-    return f"{times[0]:.2f} ms of the step in A and {times[1]:.2f} ms in B"
+    return f"{times[0]:.2f} ms in A and {times[1]:.2f} ms in B"
 
 
 def _message_sizes(a: Diagnosis, b: Diagnosis) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ contributes is the mean of the two effects. What is left of the whole difference
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,6 +29,12 @@ WORLDS_AT_ONCE = 8
 """Each world with other work holds its own times of all ops."""
 
 
+MOST_OF_IT = 0.8
+"""One rank is named where so much of the change of its stage's work is its own."""
+KIND_BITS, STAGE_BITS, MICROBATCH_BITS = 4, 16, 22
+"""Of the number of an op."""
+
+
 class _Place(NamedTuple):
     """What and where: a stage, a rank, the two ends of a cable, the members of a group."""
 
@@ -48,7 +54,10 @@ def place_changes(a: Analysis, b: Analysis) -> list[PlaceChange]:
     found = []
     for place, there, here in zip(places, forth, back, strict=True):
         sides = [effect for effect in (there, None if here is None else -here) if effect is not None]
-        found.append(_named(place, a, float(np.mean(sides)) if sides else 0.0))
+        change = _named(place, a, float(np.mean(sides)) if sides else 0.0)
+        if place.what is What.WORK:
+            change = replace(change, rank=_one_rank(place.where[0], totals_a, totals_b))
+        found.append(change)
     found.sort(key=lambda change: -abs(change.change_s))
     kept = float(b.shares.kept_K.mean() - a.shares.kept_K.mean())
     whole = float(b.shares.duration_K.mean() - a.shares.duration_K.mean())
@@ -89,12 +98,24 @@ class _Totals:
         return np.where(self.op_keys[at] == keys, self.op_s[at], np.nan)
 
 
+def _one_rank(stage: int, a: _Totals, b: _Totals) -> int | None:
+    """The one rank among several of a stage at which its work changed; None where all did, or there is only one."""
+    own = ((a.op_keys >> MICROBATCH_BITS) & ((1 << STAGE_BITS) - 1)) == stage + 1
+    ranks, index = np.unique(a.op_keys[own] >> (KIND_BITS + STAGE_BITS + MICROBATCH_BITS), return_inverse=True)
+    difference = np.nan_to_num(b.of_ops(a.op_keys[own]) - a.op_s[own])
+    change_R = np.abs(np.bincount(index.ravel(), difference, len(ranks)))
+    if len(ranks) < 2 or change_R.max() < MOST_OF_IT * change_R.sum():
+        return None
+    return int(ranks[change_R.argmax()])
+
+
 def _ops(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """The compute events of a graph, and a number for (rank, kind, stage, microbatch) of each."""
     ops = np.flatnonzero(graph.what_N == COMPUTE)
     key = graph.ranks_R[graph.rank_N[ops]].astype(np.int64)
-    for column, room in ((graph.kind_N, 4), (graph.stage_N, 16), (graph.microbatch_N, 22)):
-        key = (key << room) + (column[ops].astype(np.int64) + 1)
+    columns = (graph.kind_N, KIND_BITS), (graph.stage_N, STAGE_BITS), (graph.microbatch_N, MICROBATCH_BITS)
+    for column, bits in columns:
+        key = (key << bits) + (column[ops].astype(np.int64) + 1)
     return ops, key
 
 

@@ -74,6 +74,7 @@ class PlaceChange:
     what: What
     stage: int | None
     rank: int | None
+    """Of host time; of work the one rank of several at which it changed."""
     link: tuple[int, int] | None
     """(source rank, destination rank)."""
     group: str | None

@@ -150,7 +150,7 @@ def _places(found: Comparison, unit: _Unit) -> list[RenderableType]:
 
 def _place(place: PlaceChange) -> str:
     names = {
-        What.WORK: f"work of stage {place.stage}",
+        What.WORK: f"work of stage {place.stage}" + (f" on rank {place.rank}" if place.rank is not None else ""),
         What.OPTIMIZER: "optimizer",
         What.HOST: f"host of rank {place.rank}",
         What.COLLECTIVE: f"collectives of group {place.group}",

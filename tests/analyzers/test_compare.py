@@ -86,6 +86,17 @@ def test_each_kind_of_change_is_laid_to_its_place(changes, place):
     assert by_place(found)[place] >= 0.8 * 1e3 * found.step.change_s > 0
 
 
+def test_one_slow_rank_among_its_twins_is_named():
+    def slow(op, rank, step):  # noqa: ARG001
+        return {Kind.FORWARD: 10, Kind.BACKWARD: 20}[op.kind] * MS * (2 if rank == 3 else 1)
+
+    twins = pipeline(replicas=2, tail_of_all=False)
+    place = compared(twins.trace(), replace(twins, duration=slow).trace()).places[0]
+    assert (place.what, place.stage, place.rank) == (What.WORK, 1, 3)
+    both = compared(twins.trace(), replace(twins, duration=heavy_stage_1).trace()).places[0]
+    assert (both.what, both.stage, both.rank) == (What.WORK, 1, None)
+
+
 def test_the_other_way_round_is_the_opposite():
     a, b = pipeline().trace(), pipeline(duration=heavy_stage_1).trace()
     there, back = by_place(compared(a, b)), by_place(compared(b, a))
@@ -118,7 +129,7 @@ def test_jobs_of_other_shape_are_compared_by_cause_alone():
     assert not found.same_work
     assert "M (microbatches) 4 and 8" in found.notes[0]
     # 151 ms over 4 microbatches, and (8 + 1) * 30 + 1 = 271 ms over 8.
-    assert "takes 37.75 ms of the step in A and 33.88 ms in B" in found.notes[1]
+    assert "37.75 ms in A and 33.88 ms in B a microbatch" in found.notes[1]
     assert sum(part.change_s for part in found.parts) == pytest.approx(found.step.change_s)
 
 
