@@ -34,3 +34,12 @@ def test_a_slow_stage_few_microbatches_and_equal_forwards_are_not() -> None:
     symptoms = found(pipeline(microbatches=8, duration=backward).trace())
     assert "equal cost" in symptoms["imbalance"].advice[0].action
     assert "sequence-lengths" not in symptoms
+
+
+def test_a_heavy_stage_with_some_uneven_microbatches_is_the_stages() -> None:
+    def both(op, rank: int, step: int) -> int:
+        return ten_and_twenty(op, rank, step) * (3 if op.stage == 1 else 1) * (2 if op.microbatch == 3 else 1)
+
+    symptoms = found(pipeline("1F1B", microbatches=16, duration=both).trace())
+    assert "Move layers" in symptoms["imbalance"].advice[0].action
+    assert "sequence-lengths" not in symptoms
