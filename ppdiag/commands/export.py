@@ -21,9 +21,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path, allow_dash=True)
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--perfetto", type=_FILE, help="Write a trace for ui.perfetto.dev, in its own format; - is stdout."
-)
+@click.option("--perfetto", type=_FILE, help="Write a trace for ui.perfetto.dev, in its own format; - is stdout.")
 @click.option("--chrome", type=_FILE, help="Write a trace in Chrome's JSON; - is stdout, .gz packs it.")
 @click.option("--parquet", type=_FILE, help="Write the spans as a Parquet table (needs pyarrow).")
 @click.option("--csv", type=_FILE, help="Write the spans as a CSV table; - is stdout, .gz packs it.")
