@@ -282,9 +282,11 @@ def _workers(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
     for replica in sorted(shown):
         table.add_row(str(replica), *(f"{workers.slowdown[replica][p]:.2f}" for p in positions))
     left_out = len(workers.ranks) - len(shown), len(workers.position_slowdown) - len(positions)
-    note = f"Left out: {left_out[0]} replicas that are less slow, and {left_out[1]} positions." if any(left_out) else ""
-    title = "Slow ranks, by replica and position (the step with only this one's work as it was; 1 is none slower)"
-    return [writer.heading(title), Padding(table, (0, 0, 0, 2), expand=False), *([writer.text(note)] if note else [])]
+    note = "Length of a step in which only this rank works as it did, over one of equal work."
+    note += f" Left out: {left_out[0]} replicas that are less slow, {left_out[1]} positions." if any(left_out) else ""
+    title = "Slow ranks, by replica (rows) and position along the pipeline (columns)"
+    body = Padding(Group(table, writer.text(note, "dim")), (0, 0, 0, 2), expand=False)
+    return [writer.heading(title), body]
 
 
 def _parts(parts: Sequence[tuple[str, float]], name: str, writer: _Writer) -> Table:
