@@ -129,11 +129,11 @@ def slow_twin(turn: Turn) -> Planted:
 
 
 def slow_link(turn: Turn) -> Planted:
-    """Chunks are received ahead, and the last rank sends to the first once in P microbatches: that hides some delay."""
+    """The last rank sends to the first once in P microbatches, and chunks are received ahead: such links cost less."""
     delay_ms = (10.0, 15.0, 30.0, 20.0, 4.0, 1.0)[turn.number]
     a, b = cable(turn)
     if turn.schedule not in SINGLE and turn.number != BESIDE:
-        delay_ms *= 3 if b > a else 6
+        delay_ms *= 6 if b < a else 3 if turn.number == ALONE else 1
     right = (Answer("communication", link=frozenset((a, b))),)
     link = f"{a}-{b}:{delay_ms}:{UNLIMITED_MBIT}"
     return Planted(base(turn), f"link {a}-{b} {delay_ms} ms", right, (link,), turn.ranks)
@@ -142,7 +142,7 @@ def slow_link(turn: Turn) -> Planted:
 def low_rate_link(turn: Turn) -> Planted:
     message_ms = (25.0, 40.0, 80.0, 60.0, 10.0, 3.0)[turn.number]
     a, b = cable(turn)
-    if turn.schedule not in SINGLE and turn.number != BESIDE:
+    if b < a and turn.number != BESIDE:
         message_ms *= 2
     right = (Answer("communication", link=frozenset((a, b))),)
     mbit = MESSAGE_BITS / message_ms / 1e3
