@@ -275,18 +275,25 @@ def _workers(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
     if workers is None or len(workers.ranks) < 2 or max(map(max, workers.slowdown)) < 1 + WORTH_SAYING:
         return []
     table = _table()
-    shown = sorted(range(len(workers.ranks)), key=lambda d: (-round(max(workers.slowdown[d]), 3), d))[:MAX_REPLICAS]
-    positions = range(min(len(workers.position_slowdown), writer.width // 8 - 2))
+    shown = _slowest(workers.slowdown, MAX_REPLICAS)
+    positions = _slowest(tuple(zip(*workers.slowdown, strict=True)), writer.width // 8 - 2)
     for name in ("replica", *map(str, positions)):
         table.add_column(name, justify="right", no_wrap=True)
-    for replica in sorted(shown):
+    for replica in shown:
         table.add_row(str(replica), *(f"{workers.slowdown[replica][p]:.2f}" for p in positions))
     left_out = len(workers.ranks) - len(shown), len(workers.position_slowdown) - len(positions)
     note = "Length of a step in which only this rank works as it did, over one of equal work."
-    note += f" Left out: {left_out[0]} replicas that are less slow, {left_out[1]} positions." if any(left_out) else ""
+    note += (
+        f" Left out: {left_out[0]} replicas and {left_out[1]} positions that are less slow." if any(left_out) else ""
+    )
     title = "Slow ranks, by replica (rows) and position along the pipeline (columns)"
     body = Padding(Group(table, writer.text(note, "dim")), (0, 0, 0, 2), expand=False)
     return [writer.heading(title), body]
+
+
+def _slowest(rows: Sequence[Sequence[float]], most: int) -> list[int]:
+    """The rows with the largest values, so many at most, in their order."""
+    return sorted(sorted(range(len(rows)), key=lambda i: (-round(max(rows[i]), 3), i))[:most])
 
 
 def _parts(parts: Sequence[tuple[str, float]], name: str, writer: _Writer) -> Table:
