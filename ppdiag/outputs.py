@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from io import StringIO
@@ -156,7 +157,9 @@ def terminal(*, on_stderr: bool = False) -> Iterator[Console]:
 
     stream = sys.stderr if on_stderr else sys.stdout
     if stream.isatty():
-        yield Terminal(file=stream)
+        # Of a terminal that calls itself dumb, rich takes the width for 80 whatever it is.
+        width, height = shutil.get_terminal_size() if _is_dumb() else (None, None)
+        yield Terminal(file=stream, width=width, height=height)
         return
     text = _Text(stream.encoding)
     yield Terminal(file=text)
@@ -221,10 +224,14 @@ def writing(target: str | Path) -> Iterator[None]:
         raise OutputFailed(f"cannot write {target}: {error.strerror or error}") from error
 
 
+def _is_dumb() -> bool:
+    return os.environ.get("TERM", "") in {"dumb", "unknown"}
+
+
 @contextlib.contextmanager
 def progress() -> Iterator[Progress | None]:
-    """A progress line on stderr while it is a terminal; nothing at all elsewhere."""
-    if not sys.stderr.isatty():
+    """A progress line on stderr while it is a terminal that can take one back; nothing at all elsewhere."""
+    if not sys.stderr.isatty() or _is_dumb():
         yield None
         return
     from rich.console import Console  # noqa: PLC0415

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
 import sys
+import termios
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,3 +85,21 @@ def test_progress_is_shown_at_terminals_only(monkeypatch):
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: False))
     with outputs.progress() as progress:
         assert progress is None
+
+
+@pytest.mark.parametrize(("term", "width"), [("dumb", 40), ("xterm", 40)])
+def test_a_terminal_has_its_own_width_and_a_dumb_one_no_progress(monkeypatch, term, width):
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 20, width, 0, 0))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("TERM", term)
+    with os.fdopen(follower, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "__stdout__", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr("rich.console._STD_STREAMS", (stream.fileno(),))
+        with terminal() as console:
+            assert console.width == width
+        with outputs.progress() as progress:
+            assert (progress is None) == (term == "dumb")
+    os.close(leader)
