@@ -99,6 +99,8 @@ def predict(run: Run, change: Change) -> Prediction:
     if change.reorders:
         plans.check_whole(run)
         plan = plans.plan_of(run, change)
+        if not all((*now.orders, *plan.orders)):
+            raise BadShape("some rank has no ops in the record: nothing can be laid out anew")
         replicas = slowest_replicas(run, (now, plan))
         same_K, ahead_RK = _settled(_laid_out(run, graph, now, replicas))
         new_K, _ = _settled(_laid_out(run, changed(run, change), plan, replicas), ahead_RK)
