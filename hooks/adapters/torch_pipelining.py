@@ -84,6 +84,7 @@ class TorchPipelining:
             _wrappers.wrap(module.PipelineScheduleMulti, ["step"], _step)
             _wrappers.wrap(module.PipelineScheduleSingle, ["_initialize_stage"], _initialize, optional=True)
             _wrappers.wrap(module.PipelineScheduleMulti, ["_initialize_stages"], _initialize, optional=True)
+            _wrappers.wrap(module._PipelineSchedule, ["_maybe_compute_loss"], _loss, optional=True)
 
     def uninstall(self) -> None:
         """Undo all patches."""
@@ -318,9 +319,6 @@ def _say_facts(schedule: Any) -> None:
     distributed = sys.modules["torch.distributed.distributed_c10d"]
     members = distributed.get_process_group_ranks(stages[0].group or distributed.GroupMember.WORLD)
     placement = stages[0].stage_index_to_group_rank
-    if any(stage.is_last for stage in stages):
-        owner = sys.modules[SCHEDULES_MODULE]._PipelineSchedule
-        _wrappers.wrap(owner, ["_maybe_compute_loss"], _loss, optional=True)
     RECORDER.fact("framework", "torch.distributed.pipelining")
     RECORDER.fact("schedule", type(schedule).__name__.removeprefix("Schedule"))
     RECORDER.fact("microbatches", schedule._n_microbatches)
