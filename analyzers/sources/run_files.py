@@ -105,9 +105,12 @@ def _life(path: Path) -> _Life:
 
 
 def _at_once(lives: Sequence[_Life]) -> bool:
-    """Whether two processes of one rank lived at the same time."""
-    lives = sorted(lives, key=lambda life: life.begin_ns)
-    return any(earlier.end_ns > later.begin_ns + AT_ONCE_NS for earlier, later in pairwise(lives))
+    """Whether two processes of one rank lived at the same time on one host: clocks of two may be seconds apart."""
+    lives = sorted(lives, key=lambda life: (life.host, life.begin_ns))
+    return any(
+        earlier.host == later.host and earlier.end_ns > later.begin_ns + AT_ONCE_NS
+        for earlier, later in pairwise(lives)
+    )
 
 
 def _of_one_launcher(

@@ -31,14 +31,23 @@ def small(steps: int = 4) -> Trace:
     return Pipeline(orders, [0, 1], steps=steps, tail=0).trace()
 
 
-def write_job(folder: Path, steps: int, *, start: int, begun_s: int, alive_s: int, launcher: int | None = None) -> None:
+def write_job(
+    folder: Path,
+    steps: int,
+    *,
+    start: int,
+    begun_s: int,
+    alive_s: int,
+    launcher: int | None = None,
+    host: str = "node",
+) -> None:
     """A job that begins at a second and sends its last heartbeat ``alive_s`` later."""
     trace = small(steps)
     for rank in (0, 1):
         pid = 1000 * (start + 1) + rank
         times = {"started_unix_ns": begun_s * SECOND, "started_local_ns": begun_s * SECOND}
         own = trace.where(trace.spans["rank"] == rank)
-        write_run(folder, own, start=start, header={"pid": pid, "host": "node", "world_size": 2, **times})
+        write_run(folder, own, start=start, header={"pid": pid, "host": host, "world_size": 2, **times})
         heartbeat_ns = (begun_s + alive_s) * SECOND
         slot = STATE.pack(heartbeat_ns, 0, 0, 0, 0, 0, -1, -1, -1, 0, 0, 0, RankStatus.FINISHED)
         state = (STATE_MAGIC.ljust(STATE_OFFSET, b"\0") + slot).ljust(STATE_SIZE, b"\0")
@@ -54,6 +63,12 @@ def test_a_restart_is_no_second_job(tmp_path: Path) -> None:
     found = read_trace([tmp_path])
     assert int(found.spans["step"].max()) == 4
     assert any("started up to 2 times" in warning for warning in found.warnings)
+
+
+def test_a_restart_on_a_host_whose_clock_is_behind_is_no_second_job(tmp_path: Path) -> None:
+    write_job(tmp_path, 3, start=0, begun_s=100, alive_s=60)
+    write_job(tmp_path, 5, start=1, begun_s=150, alive_s=60, host="other")
+    assert int(read_trace([tmp_path]).spans["step"].max()) == 4
 
 
 def test_of_two_jobs_at_once_the_one_begun_last_is_read_by_its_launcher(tmp_path: Path) -> None:
