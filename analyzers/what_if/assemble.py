@@ -39,6 +39,8 @@ class Ends:
     send_wait: int = MISSING
     recv_post: int = MISSING
     recv_wait: int = MISSING
+    time: np.ndarray | None = None
+    """What it takes (K); None for what is usual on its link."""
 
     @property
     def whole(self) -> bool:
@@ -166,7 +168,8 @@ class _Wires:
             if Link(src, dst) not in self.number:
                 self.number[Link(src, dst)] = len(self.links)
                 self.links.append(Link(src, dst))
-        times = np.stack([self.time.get(pair, self.usual) for pair in pairs])
+        usual = (self.time.get(pair, self.usual) for pair in pairs)
+        times = np.stack([own if m.time is None else m.time for m, own in zip(ends, usual, strict=True)])
         return np.array([self.number[Link(*pair)] for pair in pairs]), times
 
 

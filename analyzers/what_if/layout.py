@@ -19,7 +19,16 @@ from ppdiag.analyzers.what_if.assemble import Event, Meeting, Script, assemble
 from ppdiag.analyzers.what_if.layers import layer_times
 from ppdiag.analyzers.what_if.op_times import OpKey, op_times, source_microbatch, stage_mix
 from ppdiag.analyzers.what_if.receives import direction, receives_ahead, with_gaps
-from ppdiag.analyzers.what_if.run import AHEAD, AT_ONCE, FUSED, collective_time, is_op, link_time, stage_seconds
+from ppdiag.analyzers.what_if.run import (
+    AHEAD,
+    AT_ONCE,
+    FUSED,
+    collective_time,
+    is_op,
+    link_time,
+    message_time,
+    stage_seconds,
+)
 from ppdiag.model import Kind
 
 if TYPE_CHECKING:
@@ -43,6 +52,7 @@ class Plan(NamedTuple):
         messaging: how ranks pass messages, of ``run.AT_ONCE``, ``run.FUSED``, ``run.PLAIN``, ``run.AHEAD``.
         overlap: no rank waits until a send is taken, and a message travels as soon as it is there.
         size: how many times as large as measured each microbatch is.
+        same_messages: each message takes what the measured one that it is like took, not what is usual on its link.
         pairs: a forward and a whole backward of another stage after it run as one op, and send when both are done.
     """
 
@@ -52,6 +62,7 @@ class Plan(NamedTuple):
     overlap: bool = False
     size: float = 1.0
     pairs: bool = False
+    same_messages: bool = False
 
 
 def lay_out(run: Run, graph: Graph, plan: Plan, replicas: Sequence[int] | None = None) -> Graph:
@@ -104,6 +115,7 @@ class _Times:
         self.run, self.plan = run, plan
         self.measured = op_times(run, graph)
         self.ranks_R = graph.ranks_R
+        self.messages = message_time(graph) if plan.same_messages else {}
         self.same_stages = len(plan.stage_rank) == run.stages
         self.mix = stage_mix(len(plan.stage_rank), run.stages, _ends(stage_seconds(graph, run.stages)))
         self.microbatches = 1 + max(op.microbatch for ops in plan.orders for op in ops)
@@ -130,6 +142,11 @@ class _Times:
         call, microbatch = divmod(op.microbatch, self.microbatches)
         per_call = self.measured.per_call
         return call * per_call + source_microbatch(microbatch, self.microbatches, per_call)
+
+    def message(self, rank: int, op: Op) -> np.ndarray | None:
+        """Time of the message that an op waits for (K); None where none like it was measured."""
+        time = self.messages.get((rank, int(op.kind), op.stage, self._source(op)))
+        return None if time is None else time * self.plan.size
 
     def host(self, rank: int, op: Op) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Host time around, on entering and on leaving an op (see ``op_times.Times``), as measured on its rank."""
@@ -235,7 +252,9 @@ class _Ops:
         _, enter, _ = self.times.host(self.rank, op)
         self._post_receive(op)
         if op in self.posted:
-            self.script.ends(self._input(op)).recv_wait = self._event(WAIT, Kind.RECV, op, host=self._take_due())
+            message = self.script.ends(self._input(op))
+            message.recv_wait = self._event(WAIT, Kind.RECV, op, host=self._take_due())
+            message.time = self.times.message(self.rank, op) if self.plan.same_messages else None
         work = self.times.work(self.replica, op)
         self._event(COMPUTE, op.kind, op, work=work, host=enter + self._take_due())
 

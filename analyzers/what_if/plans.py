@@ -61,7 +61,7 @@ def measured_plan(run: Run) -> Plan:
     runtime = run.job.framework == TORCH and shape.vpp > 1
     ways = AHEAD if runtime else messaging(graph)
     pairs = run.job.schedule_name == PAIRED and sends_late(graph)
-    return Plan(found, stage_rank, ways, pairs=pairs)
+    return Plan(found, stage_rank, ways, pairs=pairs, same_messages=True)
 
 
 def plan_of(run: Run, change: Change) -> Plan:

@@ -111,6 +111,23 @@ def link_time(graph: Graph) -> dict[tuple[int, int], np.ndarray]:
     return found
 
 
+def message_time(graph: Graph) -> dict[tuple[int, int, int, int], np.ndarray]:
+    """The time of each message (K, all alike), by the op that waited for it: rank index, kind, stage, microbatch.
+
+    It is the median over the steps: one late wake-up is no property of a message, and would come again in each copy.
+    """
+    edges = np.flatnonzero((graph.link_E != CHAIN) & ~graph.optional_E & (graph.joins_J[graph.src_E] != MISSING))
+    op = op_event(graph)[graph.joins_J[graph.dst_E[edges]]]
+    known = op != MISSING
+    labels = np.stack([graph.rank_N, graph.kind_N, graph.stage_N, graph.microbatch_N])[:, op[known]]
+    found: dict[tuple[int, int, int, int], np.ndarray] = {}
+    for edge, (rank, kind, stage, microbatch) in zip(edges[known].tolist(), labels.T.tolist(), strict=True):
+        name = rank, kind, stage, microbatch
+        usual = np.full(len(graph.steps_K), np.median(graph.transfer_EK[edge]))
+        found[name] = np.maximum(usual, found.get(name, 0.0))
+    return found
+
+
 def messaging(graph: Graph) -> str:
     """How the ranks pass messages, as most of their messages show."""
     sends, posts, between = _ops_between(graph, Kind.SEND)
