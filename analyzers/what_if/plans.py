@@ -10,7 +10,7 @@ from ppdiag.analyzers import schedules
 from ppdiag.analyzers.planning import orders
 from ppdiag.analyzers.schedules import SPLIT_SUFFIX, Op
 from ppdiag.analyzers.what_if.layout import Plan
-from ppdiag.analyzers.what_if.run import AHEAD, FUSED, PLAIN, TORCH, is_op, messaging, sends_late
+from ppdiag.analyzers.what_if.run import AHEAD, AT_ONCE, FUSED, PLAIN, TORCH, is_op, messaging, sends_late
 from ppdiag.errors import BadShape
 from ppdiag.model import Kind
 
@@ -122,6 +122,8 @@ def _other_schedule(run: Run, name: str, chunks: int | None, microbatches: int) 
     except ValueError as error:
         raise BadShape(str(error)) from error
     ways = TORCH_MESSAGING.get(name, AHEAD) if run.job.framework == TORCH else messaging(run.graph)
+    if stages_a_rank > 1 and ways in (AT_ONCE, FUSED):  # with several stages a rank nobody waits for each send
+        ways = AHEAD
     pairs = known.known_as == PAIRED
     return Plan(found, orders.stage_ranks(name, ranks, stages_a_rank), ways, pairs=pairs)
 

@@ -20,7 +20,7 @@ from ppdiag.analyzers.what_if import memory, plans
 from ppdiag.analyzers.what_if.change import Change
 from ppdiag.analyzers.what_if.durations import changed
 from ppdiag.analyzers.what_if.layout import lay_out, slowest_replicas
-from ppdiag.analyzers.what_if.run import PLAIN
+from ppdiag.analyzers.what_if.run import AHEAD
 from ppdiag.errors import BadShape
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _laid_out(run: Run, graph: Graph, plan: Plan, replicas: Sequence[int]) -> Gr
     except CyclicOrder:
         pass
     try:
-        return lay_out(run, graph, plan._replace(messaging=PLAIN), replicas)
+        return lay_out(run, graph, plan._replace(messaging=AHEAD), replicas)
     except CyclicOrder as error:
         raise BadShape("in this order the ranks would wait for each other in a circle") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import analyse
 from ppdiag.analyzers.planning import orders, simulate
 from ppdiag.analyzers.program import COMPUTE, POST
+from ppdiag.analyzers.sources import read_trace
 from ppdiag.analyzers.what_if import Change, LinkFactor, Place, Run, layout, plans, predict, run_of
 from ppdiag.errors import BadShape
 from ppdiag.model import Kind
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from ppdiag.analyzers.schedules import Op
 
-OPTIMIZER = 1 * MS
+DATA = Path(__file__).parents[2] / "data"
 RANKS = 4
 
 
@@ -248,3 +250,12 @@ def test_what_is_made_equal_takes_its_mean(even: str) -> None:
 
     found = predict(run_of_pipeline(pipeline_of(duration=uneven)), Change(even=even))
     assert found.step_s == pytest.approx(11 * 0.045 + 0.001)
+
+
+@pytest.mark.parametrize("name", ["megatronapp/interleaved_p4_v4_m8.json", "straggler_analysis/trace-ST.parquet"])
+def test_the_ops_of_a_real_megatron_run_laid_out_in_its_own_order_take_what_they_took(name: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    run = run_of(analyse(read_trace([DATA / name])))
+    found = predict(run, Change(microbatches=run.shape.microbatches))
+    assert found.error_fraction < 0.005
