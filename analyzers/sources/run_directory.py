@@ -133,7 +133,7 @@ def _read_rank(rank: int, path: Path) -> _Rank:
         found.warnings.append(f"{path.name}: {lost} bytes of torn or damaged records were left out")
     _read_words(path.with_suffix(".jsonl"), found)
     found.state = rank_state.read(path.with_suffix(".state"))
-    if found.state == rank_state.UNKNOWN:
+    if found.state is rank_state.UNKNOWN:  # not equal to it, as the state of a rank that has only just begun is
         name = path.with_suffix(".state").name
         found.warnings.append(f"{name}: missing or damaged, so that it is unknown how rank {rank} ended")
     return found

@@ -108,6 +108,12 @@ def test_a_damaged_side_file_is_said(tmp_path: Path, name: str, content: bytes, 
     assert any(name in warning and words in warning for warning in read_trace([tmp_path]).warnings)
 
 
+def test_the_state_of_a_rank_that_has_just_begun_is_no_damage(tmp_path: Path) -> None:
+    write_run(tmp_path, small())
+    (tmp_path / "rank00000-0.state").write_bytes(STATE_MAGIC.ljust(STATE_SIZE, b"\0"))
+    assert not any("rank00000-0.state" in warning for warning in read_trace([tmp_path]).warnings)
+
+
 def test_the_torn_last_line_of_a_killed_rank_is_no_damage(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b'{"a": 1}\n{"b"')
