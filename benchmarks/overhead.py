@@ -58,7 +58,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dims", type=int, nargs="+", default=[384, 1024], help="width of the layers; one job each")
-    parser.add_argument("--seconds", type=float, default=70.0, help="time for each job")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for each job")
     parser.add_argument("--profiler-rounds", type=int, default=6, help="rounds in which torch.profiler runs too")
     parser.add_argument("--json", default="", metavar="FILE")
     return parser.parse_args()
@@ -118,15 +118,20 @@ def bare(job: Job) -> float:
 
 
 def dormant(job: Job) -> float:
-    install.install_probes()
     RECORDER.sleep()
+    install.install_probes()
     install.sleep_probes()
     return job.block()
 
 
-def recorded(job: Job) -> float:
-    install.install_probes()
+def wake() -> None:
+    """Record, with all probes on: those of ops are not installed while the recorder sleeps."""
     RECORDER.wake()
+    install.install_probes()
+
+
+def recorded(job: Job) -> float:
+    wake()
     return job.block()
 
 
@@ -142,8 +147,7 @@ def profiled(job: Job, counts: list[int]) -> float:
 
 def measure(dim: int, seconds: float, profiler_rounds: int) -> dict[str, Any]:
     job = Job(dim)
-    install.install_probes()
-    RECORDER.wake()
+    wake()
     result: dict[str, Any] = {"dim": dim, "events_per_step": events_per_step(job)}
     step_s = wall_s(job.step)
     pairs = as_rank_0(int(0.4 * seconds / step_s / 2))
@@ -262,8 +266,7 @@ class Nothing:
 
 def wrapped_calls_ns(work: Callable[[], Any]) -> dict[str, tuple[float, float]]:
     """Name -> median ns that one wrapped call takes longer than the bare one: in a loop, and after ``work``."""
-    install.install_probes()
-    RECORDER.wake()
+    wake()
     thread_state().named = 1  # as within schedule.step: the universal layer leaves the work to the adapter
     one, tensors = Nothing(), [torch.randn(ROWS, LAYERS)]
     one.tensor, one.operations = tensors[0], [one]
