@@ -92,7 +92,7 @@ def test_a_rank_that_sleeps_is_host_time_at_that_rank(
 def test_few_microbatches_are_a_bubble(diagnosis_of: Callable[[str], Diagnosis]) -> None:
     found = diagnosis_of(FEW)
     assert found.verdict.cause == "bubble"
-    assert [symptom.id for symptom in found.symptoms] == ["bubble"]
+    assert [symptom.id for symptom in found.symptoms] == ["bubble", "few-microbatches"]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
