@@ -52,6 +52,8 @@ def _begin(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     try:
         if _open and any(owner == id(optimizer) for owner, _, _ in _open):
             _open.clear()  # its last step raised, and never called the post hook
+        if not _open:
+            RECORDER.optimizer_begins()
         start_ns = perf_counter_ns()
         tail = compute_tail(_OPTIMIZER, start_ns, _NO_LABEL, thread_state().flags)
         instruments = RECORDER.instruments
@@ -94,7 +96,7 @@ def _ended(owner: int, end_ns: int) -> None:
     RECORDER.step_ended = True
     for function in after_step:
         function(end_ns)
-    RECORDER.flush_soon()
+    RECORDER.optimizer_ended(end_ns)
     for function in at_step_end:
         function()
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_BYTES = 2 << 30
 """2 GiB a rank: about 30 million spans."""
 PATIENCE_NS = 20_000_000
-"""Where no optimizer ends the steps, no second flush before this time: one costs some 60 us of CPU."""
+"""After an optimizer no second flush before this time, since one costs some 100 us of CPU."""
 _ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 _ENVIRONMENT_NAMES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GLOO_SOCKET_IFNAME")
 _FLAGS_AT = 11
@@ -100,6 +100,8 @@ class Recorder:
         self.step = 0
         self.flushed_ns = 0
         """When the writer last wrote."""
+        self.pipeline_flushed = False
+        """The ops of this step are written, or are going to be."""
         self.asleep = False
         """Not to record before :meth:`wake`."""
         self.stopped = False
@@ -185,7 +187,7 @@ class Recorder:
 
     def begin_step(self) -> None:
         """An op came after an optimizer step: the next step has begun."""
-        self.step_ended = False
+        self.step_ended = self.pipeline_flushed = False
         self.step += 1
         for function in self.on_step:
             function()
@@ -195,9 +197,19 @@ class Recorder:
         if self._writer is not None:
             self._writer.wake()
 
-    def pipeline_ended(self, now_ns: int) -> None:
-        """A framework's pipeline step has ended: a step, where no optimizer has been seen to end one."""
-        if not self.step and now_ns - self.flushed_ns > PATIENCE_NS:
+    def pipeline_ended(self) -> None:
+        """A step's pipeline has ended: have its ops written at once, before the job may count the step."""
+        self.pipeline_flushed = True
+        self.flush_soon()
+
+    def optimizer_begins(self) -> None:
+        """The ops before it are written meanwhile; where a framework's pipeline ended, they already are."""
+        if not self.pipeline_flushed:
+            self.pipeline_ended()
+
+    def optimizer_ended(self, now_ns: int) -> None:
+        """Its own span is written with the next step's, unless it took long."""
+        if now_ns - self.flushed_ns > PATIENCE_NS:
             self.flush_soon()
 
     def flush(self) -> None:

@@ -112,4 +112,4 @@ def run_schedule(tail: Tail, original: Any, args: Sequence[Any], kwargs: Any) ->
     try:
         return run((tail,), original, args, kwargs)
     finally:
-        RECORDER.pipeline_ended(perf_counter_ns())
+        RECORDER.pipeline_ended()

@@ -292,7 +292,7 @@ def _step(original: Any) -> Any:
                     instruments.end(begin, HostSpan(tail[0], end_ns, (ended,)))
                 else:
                     recorder.append((tail[0], end_ns, ended))
-                recorder.pipeline_ended(end_ns)
+                recorder.pipeline_ended()
             except Exception as error:
                 guard.failed(PROBE, error)
         return result
