@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ppdiag.hooks import optimizer
-from ppdiag.hooks.recorder import RECORDER
+from ppdiag.hooks.recorder import PATIENCE_NS, RECORDER
 from ppdiag.model import SPAN_FIELDS, Kind
 
 if TYPE_CHECKING:
@@ -83,3 +84,39 @@ def test_a_step_that_raised_leaves_nothing_open(optimizers: Optimizers) -> None:
     optimizers.step("container", lambda: optimizers.step("member"))
     assert RECORDER.step_ended
     assert optimizer._open == []
+
+
+@pytest.fixture
+def flushes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What had happened at each flush that was asked for; the writer wrote at that very moment."""
+    asked: list[str] = []
+    moment = {"now": "before"}
+
+    def flush_soon() -> None:
+        asked.append(moment["now"])
+        RECORDER.flushed_ns = time.perf_counter_ns()
+
+    monkeypatch.setattr(RECORDER, "flush_soon", flush_soon)
+    monkeypatch.setattr(RECORDER, "pipeline_flushed", False)
+    monkeypatch.setattr(optimizer, "after_step", [lambda _end_ns: moment.update(now="after")])
+    return asked
+
+
+def test_the_ops_of_a_step_are_written_while_the_optimizer_works(optimizers: Optimizers, flushes: list[str]) -> None:
+    optimizers.step("one")
+    optimizers.step("another of the same step")
+    assert flushes == ["before"]
+
+
+def test_a_frameworks_pipeline_is_written_at_its_end_once(optimizers: Optimizers, flushes: list[str]) -> None:
+    RECORDER.pipeline_ended()
+    optimizers.step("one")
+    assert flushes == ["before"]
+    RECORDER.begin_step()
+    RECORDER.pipeline_ended()
+    assert flushes == ["before", "after"]
+
+
+def test_a_long_optimizer_is_written_at_its_end(optimizers: Optimizers, flushes: list[str]) -> None:
+    optimizers.step("one", inside=lambda: time.sleep(PATIENCE_NS / 1e9))
+    assert flushes == ["before", "after"]
