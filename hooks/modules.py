@@ -214,6 +214,8 @@ class Inference:
             return False
         if tensor.requires_grad:
             return not self._sent or self._is_long()
+        if tensor.numel() == 1:  # a loss, or DeepSpeed's engine trying its connections
+            return False
         if peer != NONE:
             return self._roles[peer] == Kind.SEND and self._is_long()
         return bool(_evaluation_flag()) and not self._backward_seen

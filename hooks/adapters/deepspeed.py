@@ -84,6 +84,7 @@ class DeepSpeed:
         if not isinstance(vars(engine).get("_INSTRUCTION_MAP"), dict):
             _wrappers.switch_off("PipelineEngine has no _INSTRUCTION_MAP")
             return
+        _wrappers.wrap(engine, ["__init__"], _make)
         _wrappers.wrap(engine, ["train_batch"], lambda original: _batch(original, 0))
         _wrappers.wrap(engine, ["eval_batch"], lambda original: _batch(original, int(Flag.EVALUATION)))
         _wrappers.wrap(engine, ["_send_tensor_meta", "_recv_tensor_meta"], _shapes, optional=True)
@@ -95,6 +96,20 @@ class DeepSpeed:
 
 
 ADAPTER = DeepSpeed()
+
+
+def _make(original: Any) -> Any:
+    """Wrapper of the constructor, which tries its connections: nothing is inferred from those messages."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        state = thread_state()
+        state.named += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            state.named -= 1
+
+    return make
 
 
 def _batch(original: Any, flags: int) -> Any:

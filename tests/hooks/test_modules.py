@@ -35,9 +35,13 @@ class Node:
 
 
 class Tensor:
-    def __init__(self, *, grad: bool = True) -> None:
+    def __init__(self, *, grad: bool = True, numbers: int = 8) -> None:
         self.grad_fn = Node() if grad else None
         self.requires_grad = grad
+        self.numbers = numbers
+
+    def numel(self) -> int:
+        return self.numbers
 
     def is_floating_point(self) -> bool:
         return True
@@ -178,6 +182,13 @@ def test_without_modules_a_send_to_whom_was_sent_first_is_an_activation_though_i
     time.sleep(2 * modules.SHORTEST_FORWARD_NS / 1e9)
     inference.message(Kind.SEND, Tensor(grad=False), 1)
     assert found() == [(Kind.FORWARD, 0, 0), (Kind.FORWARD, 0, 1), (Kind.BACKWARD, 0, 0), (Kind.FORWARD, 0, 2)]
+
+
+def test_one_number_without_a_graph_is_no_activation(inference: Inference) -> None:
+    for _ in range(2):
+        inference.message(Kind.SEND, Tensor(grad=False, numbers=1), 1)
+        time.sleep(2 * modules.SHORTEST_FORWARD_NS / 1e9)
+    assert found() == []
 
 
 def test_without_modules_the_last_stage_has_its_forwards_between_the_receives(inference: Inference) -> None:
