@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,8 @@ class Inference:
         """An activation was received, and its forward has not been seen."""
         self._roles: dict[int, int] = {}
         """Peer -> kind of the first message with it: what is sent to a peer so known by a send is an activation."""
+        self._shapes: Counter[int] = Counter()
+        """Peer -> receives of whole numbers, which no activation is, that have not been waited for."""
         self._backward_seen = False
         """Since the last wait or optimizer step."""
         self._sent = False
@@ -102,6 +104,8 @@ class Inference:
             return
         self.close()
         self._roles.setdefault(peer, kind)
+        if kind == Kind.RECV and not tensor.is_floating_point():
+            self._shapes[peer] += 1
         if self._chunks:  # a loop whose forwards are module calls: a send without one is a second message of a forward
             return
         if kind == Kind.RECV:
@@ -119,7 +123,12 @@ class Inference:
             self._boundary(end_ns)
             self._backward_seen = False
             for tail in tails:
-                if tail[_KIND_AT] == Kind.RECV and self._roles.get(tail[_PEER_AT]) == Kind.RECV:
+                if tail[_KIND_AT] != Kind.RECV:
+                    continue
+                peer = tail[_PEER_AT]
+                if self._shapes[peer]:
+                    self._shapes[peer] -= 1
+                elif self._roles.get(peer) == Kind.RECV:
                     self._activation_waits = True
 
     def optimized(self, end_ns: int) -> None:

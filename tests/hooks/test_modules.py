@@ -35,7 +35,8 @@ class Node:
 
 
 class Tensor:
-    def __init__(self, *, grad: bool = True, numbers: int = 8) -> None:
+    def __init__(self, *, grad: bool = True, numbers: int = 8, whole: bool = False) -> None:
+        self.whole = whole
         self.grad_fn = Node() if grad else None
         self.requires_grad = grad
         self.numbers = numbers
@@ -44,7 +45,7 @@ class Tensor:
         return self.numbers
 
     def is_floating_point(self) -> bool:
-        return True
+        return not self.whole
 
 
 @pytest.fixture
@@ -182,6 +183,18 @@ def test_without_modules_a_send_to_whom_was_sent_first_is_an_activation_though_i
     time.sleep(2 * modules.SHORTEST_FORWARD_NS / 1e9)
     inference.message(Kind.SEND, Tensor(grad=False), 1)
     assert found() == [(Kind.FORWARD, 0, 0), (Kind.FORWARD, 0, 1), (Kind.BACKWARD, 0, 0), (Kind.FORWARD, 0, 2)]
+
+
+def test_a_received_shape_is_no_activation(inference: Inference) -> None:
+    inference.message(Kind.RECV, Tensor(grad=False, whole=True), 0)
+    waited(inference, Kind.RECV, 0)
+    time.sleep(2 * modules.SHORTEST_FORWARD_NS / 1e9)
+    inference.message(Kind.RECV, Tensor(grad=False), 0)
+    assert found() == []
+    waited(inference, Kind.RECV, 0)
+    time.sleep(2 * modules.SHORTEST_FORWARD_NS / 1e9)
+    inference.message(Kind.RECV, Tensor(grad=False, whole=True), 0)
+    assert found() == [(Kind.FORWARD, 0, 0)]
 
 
 def test_one_number_without_a_graph_is_no_activation(inference: Inference) -> None:
