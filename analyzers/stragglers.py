@@ -18,53 +18,24 @@ Shape letters: O ops of one replica in one step, S steps, D replicas, P stages.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.messages import number_rows
-from ppdiag.errors import BadRecord
-from ppdiag.model import HostCause, Kind, Payload
+from ppdiag.analyzers.straggler_timeline import Timeline, tabulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
+    from ppdiag.analyzers.straggler_timeline import Op
     from ppdiag.trace import Trace
 
-BUFFERED_S = 10e-3
-"""A message that ends this long before the last of its ends began was buffered: it took no time of its own."""
 SLOWEST_PERCENT = 3
 """Share of the ranks that M_W repairs."""
-TYPES = {
-    (Kind.FORWARD, 0): "forward-compute",
-    (Kind.BACKWARD, 0): "backward-compute",
-    (Kind.SEND, Payload.ACTIVATION): "forward-send",
-    (Kind.RECV, Payload.ACTIVATION): "forward-recv",
-    (Kind.SEND, Payload.GRADIENT): "backward-send",
-    (Kind.RECV, Payload.GRADIENT): "backward-recv",
-    (Kind.OPTIMIZER, 0): "optimizer",
-    (Kind.HOST, HostCause.GC): "gc",
-}
-"""Type of the spans that are no collectives; a collective's is the name of its group."""
-GATHER, SCATTER, CLIP = "params-all-gather", "grads-reduce-scatter", "optimizer-clip-main-grad"
-EMBEDDING, LAYERNORM = "embedding-grads-all-reduce", "layernorm-grads-all-reduce"
-TAIL = ("gc", LAYERNORM, EMBEDDING, SCATTER, CLIP, "optimizer")
-"""Order of a step's tail on a stage."""
-WITH_TWINS = (GATHER, SCATTER, CLIP)
-"""Collectives of all replicas."""
 AVERAGED = ("forward-compute", "backward-compute", "optimizer", "gc")
 """Types whose ideal is a mean; that of the others is a median."""
-
-
-class Op(NamedTuple):
-    """One op of a replica: the n-th of its type on its stage in a step."""
-
-    type: str
-    number: int
-    stage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +76,11 @@ class Stragglers:
     """
 
     def __init__(self, trace: Trace) -> None:
-        table = _tabulate(trace)
+        table = tabulate(trace)
         self.steps = table.steps
         self.measured_S = table.end_OSD.max(axis=(0, 2)) - table.start_OSD.min(axis=(0, 2))
         self._table = table
-        self._timeline = _Timeline(table, trace.job.source)
+        self._timeline = Timeline(table, trace.job.source)
         self._own_OSD = self._timeline.own_times(table)
         self._ideal_OSD = _ideal(table.ops, self._own_OSD)
 
@@ -133,22 +104,47 @@ class Stragglers:
         """S."""
         return float(self.recorded_S.mean() / self.ideal_S.mean())
 
+    @property
+    def launch_slowdown_S(self) -> np.ndarray:
+        """Measured time of each step / recorded without launch delays."""
+        return self.measured_S / self.recorded_S
+
+    @property
+    def slowdown_S(self) -> np.ndarray:
+        """S of each step alone."""
+        return self.recorded_S / self.ideal_S
+
     @cached_property
-    def by_type(self) -> dict[str, float]:
-        """S of each type of op; the messages of one direction are one type."""
+    def by_type_S(self) -> dict[str, np.ndarray]:
+        """S of each type of op in each step; the messages of one direction are one type."""
         types = np.array([_with_its_peer(op.type) for op in self._table.ops])
         return {str(name): self._slowdown_of((types == name)[:, None]) for name in np.unique(types)}
 
     @cached_property
-    def by_stage(self) -> dict[int, float]:
-        """S of each stage."""
+    def by_stage_S(self) -> dict[int, np.ndarray]:
+        """S of each stage in each step."""
         return {stage: self._slowdown_of(self._on(stage)[:, None]) for stage in range(self._table.rank_DP.shape[1])}
 
     @cached_property
-    def by_replica(self) -> dict[int, float]:
-        """S of each data-parallel replica."""
+    def by_replica_S(self) -> dict[int, np.ndarray]:
+        """S of each data-parallel replica in each step."""
         replicas = np.arange(len(self._table.rank_DP))
         return {d: self._slowdown_of((replicas == d)[None, :]) for d in replicas.tolist()}
+
+    @property
+    def by_type(self) -> dict[str, float]:
+        """S of each type of op; this and the two below are means over the steps, whose ideals are all the same."""
+        return {name: float(slowdown_S.mean()) for name, slowdown_S in self.by_type_S.items()}
+
+    @property
+    def by_stage(self) -> dict[int, float]:
+        """S of each stage."""
+        return {stage: float(slowdown_S.mean()) for stage, slowdown_S in self.by_stage_S.items()}
+
+    @property
+    def by_replica(self) -> dict[int, float]:
+        """S of each data-parallel replica."""
+        return {replica: float(slowdown_S.mean()) for replica, slowdown_S in self.by_replica_S.items()}
 
     def last_stage(self) -> Explained:
         """The last stage repaired: M_S."""
@@ -156,8 +152,8 @@ class Stragglers:
 
     def slowest_ranks(self) -> Explained:
         """The slowest ranks repaired: M_W."""
-        rank_DP = self._table.rank_DP
-        slowness = {(d, p): min(self.by_replica[d], self.by_stage[p]) for d, p in np.ndindex(*rank_DP.shape)}
+        rank_DP, by_replica, by_stage = self._table.rank_DP, self.by_replica, self.by_stage
+        slowness = {(d, p): min(by_replica[d], by_stage[p]) for d, p in np.ndindex(*rank_DP.shape)}
         places = sorted(slowness, key=lambda place: (-slowness[place], rank_DP[place]))
         group_OD = np.zeros((len(self._table.ops), len(rank_DP)), bool)
         for d, p in places[: -(-len(places) * SLOWEST_PERCENT // 100)]:
@@ -174,89 +170,14 @@ class Stragglers:
             kept_s=float(self._kept_S(group_OD).mean()),
         )
 
-    def _slowdown_of(self, group_OD: np.ndarray) -> float:
-        return float(self._kept_S(group_OD).mean() / self.ideal_S.mean())
+    def _slowdown_of(self, group_OD: np.ndarray) -> np.ndarray:
+        return self._kept_S(group_OD) / self.ideal_S
 
     def _kept_S(self, group_OD: np.ndarray) -> np.ndarray:
         return self._timeline.step_times(np.where(group_OD[:, None, :], self._own_OSD, self._ideal_OSD))
 
     def _on(self, stage: int) -> np.ndarray:
         return np.array([op.stage == stage for op in self._table.ops])
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The ops of a replica, and when each began and ended in every step and replica, in seconds."""
-
-    ops: tuple[Op, ...]
-    steps: tuple[int, ...]
-    rank_DP: np.ndarray
-    start_OSD: np.ndarray
-    end_OSD: np.ndarray
-
-
-def _tabulate(trace: Trace) -> _Table:
-    types, type_of = _types(trace)
-    if (np.isin(trace.spans["kind"], (Kind.SEND, Kind.RECV)) & (type_of < 0)).any():
-        raise BadRecord(f"{trace.job.source}: its messages do not say whether they carry activations or gradients")
-    spans, type_of = trace.spans[type_of >= 0], type_of[type_of >= 0]
-    rank_DP = _places(trace)
-    replica, stage = _place_of_each(spans["rank"], rank_DP)
-    number = _position(number_rows(spans["rank"], spans["step"], type_of))
-    op_of = number_rows(stage, type_of, number)
-    steps, step_of = np.unique(spans["step"], return_inverse=True)
-    shape = (int(op_of.max(initial=-1)) + 1, len(steps), len(rank_DP))
-    counts = np.zeros(shape, np.int64)
-    np.add.at(counts, (op_of, step_of, replica), 1)
-    if not counts.size or (counts != 1).any():
-        raise BadRecord(f"{trace.job.source}: its steps and replicas do not all have the same ops")
-    start, end = np.empty(shape), np.empty(shape)
-    start[op_of, step_of, replica] = spans["start_ns"] / 1e9
-    end[op_of, step_of, replica] = spans["end_ns"] / 1e9
-    first = np.unique(op_of, return_index=True)[1]
-    ops = tuple(Op(types[type_of[i]], int(number[i]), int(stage[i])) for i in first)
-    facts = trace.ranks[int(spans["rank"][0])].facts
-    return _Table(ops, tuple(facts.get("step_numbers", steps.tolist())), rank_DP, start, end)
-
-
-def _types(trace: Trace) -> tuple[list[str], np.ndarray]:
-    """Names of types, and the index of each span's type among them; -1 for spans of no type known here."""
-    spans = trace.spans
-    groups = sorted({group.name for group in trace.groups} & {*TAIL, GATHER})
-    types = [*TYPES.values(), *groups]
-    type_of = np.full(len(spans), -1, np.int64)
-    for index, (kind, op) in enumerate(TYPES):
-        type_of[(spans["kind"] == kind) & (spans["op"] == op)] = index
-    of_group = np.array([types.index(g.name) if g.name in groups else -1 for g in trace.groups] or [-1])
-    collective = spans["kind"] == Kind.COLLECTIVE
-    type_of[collective] = of_group[spans["group"][collective]]
-    return types, type_of
-
-
-def _places(trace: Trace) -> np.ndarray:
-    """The rank at each place (replicas x stages): the n-th rank of every stage is the n-th replica's."""
-    spans = trace.spans
-    work = np.isin(spans["kind"], (Kind.FORWARD, Kind.BACKWARD))
-    pairs = np.unique(np.stack([spans["stage"][work], spans["rank"][work]], axis=1), axis=0)
-    holders = [pairs[pairs[:, 0] == stage, 1] for stage in np.unique(pairs[:, 0])]
-    if len({len(ranks) for ranks in holders}) != 1 or len(np.unique(pairs[:, 1])) != len(pairs):
-        raise BadRecord(f"{trace.job.source}: expected one stage a rank and as many ranks of each stage")
-    return np.stack(holders, axis=1)
-
-
-def _place_of_each(rank: np.ndarray, rank_DP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(rank_DP, axis=None)
-    flat = order[np.searchsorted(rank_DP.ravel()[order], rank)]
-    return flat // rank_DP.shape[1], flat % rank_DP.shape[1]
-
-
-def _position(numbers: np.ndarray) -> np.ndarray:
-    """For each row how many rows with its number came before."""
-    order = np.argsort(numbers, kind="stable")
-    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-    position = np.empty(len(numbers), np.int64)
-    position[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    return position
 
 
 def _with_its_peer(name: str) -> str:
@@ -271,123 +192,3 @@ def _ideal(ops: Sequence[Op], own_OSD: np.ndarray) -> np.ndarray:
         times = own_OSD[types == name]
         ideal[types == name] = times.mean() if name in AVERAGED else np.median(times)
     return ideal
-
-
-class _Timeline:
-    """The order in which a step's ops run, and what each waits for."""
-
-    def __init__(self, table: _Table, source: str) -> None:
-        self.ops = table.ops
-        self.index = {op: i for i, op in enumerate(table.ops)}
-        self.stages = table.rank_DP.shape[1]
-        self.after: dict[int, set[int]] = defaultdict(set)
-        self.first_start_O = table.start_OSD[:, 0, 0]
-        for stage in range(self.stages):
-            self._compute_and_messages(stage)
-            self._tail(stage)
-        self.meetings = self._meetings()
-        self.order = self._order(source)
-
-    def own_times(self, table: _Table) -> np.ndarray:
-        """What each op takes by itself (O x S x D): a message since the last of its ends began."""
-        own = table.end_OSD - table.start_OSD
-        for members in self.meetings:
-            if self._meets(members):
-                ready = self._ready(members, table.start_OSD)
-                since = table.end_OSD[list(members)] - ready
-                own[list(members)] = np.where(since <= -BUFFERED_S, 0.0, since)
-        return own
-
-    def step_times(self, own_OSD: np.ndarray) -> np.ndarray:
-        """When each step's last op ends, all starting at 0 (S)."""
-        start, end = np.zeros_like(own_OSD), np.zeros_like(own_OSD)
-        for members in self.order:
-            for op in members:
-                for before in self.after[op]:
-                    np.maximum(start[op], end[before], out=start[op])
-            ready = self._ready(members, start)
-            for op in members:
-                np.add(ready, own_OSD[op], out=end[op])
-        return end.max(axis=(0, 2))
-
-    def _ready(self, members: Sequence[int], start_OSD: np.ndarray) -> np.ndarray:
-        """When all members of a meeting have begun (S x D)."""
-        ready = start_OSD[list(members)].max(axis=0)
-        return np.broadcast_to(ready.max(axis=1, keepdims=True), ready.shape) if self._of_twins(members) else ready
-
-    def _of_twins(self, members: Sequence[int]) -> bool:
-        return self.ops[members[0]].type in WITH_TWINS
-
-    def _meets(self, members: Sequence[int]) -> bool:
-        return len(members) > 1 or self._of_twins(members)
-
-    def _of(self, stage: int, *types: str) -> list[int]:
-        """The stage's ops of these types, in order of start."""
-        found = [i for i, op in enumerate(self.ops) if op.stage == stage and op.type in types]
-        return sorted(found, key=lambda i: (self.first_start_O[i], self.ops[i].number))
-
-    def _chain(self, ops: Iterable[int]) -> None:
-        before = None
-        for op in ops:
-            if before is not None:
-                self.after[op].add(before)
-            before = op
-
-    def _compute_and_messages(self, stage: int) -> None:
-        compute = self._of(stage, "forward-compute", "backward-compute")
-        self._chain(compute)
-        for direction in ("forward", "backward"):
-            ops = self._of(stage, f"{direction}-compute")
-            received, sent = self._of(stage, f"{direction}-recv"), self._of(stage, f"{direction}-send")
-            self._chain(received)
-            self._chain(sent)
-            for i, op in enumerate(received):
-                self.after[ops[i]].add(op)
-                self.after[op].update(ops[i - 1 : i] if i else ())
-            for i, op in enumerate(sent):
-                self.after[op].add(ops[i])
-        self._first_gradients(stage, compute)
-
-    def _first_gradients(self, stage: int, compute: Sequence[int]) -> None:
-        """The first gradients are not asked for before the last forward but one of the warm-up has ended."""
-        first = next((i for i, op in enumerate(compute) if self.ops[op].type == "backward-compute"), 0)
-        for name in ("backward-recv", "backward-send"):
-            for op in self._of(stage, name)[:1]:
-                self.after[op].update(compute[first - 2 : first - 1] if first >= 2 else ())
-
-    def _tail(self, stage: int) -> None:
-        compute = self._of(stage, "forward-compute", "backward-compute")
-        tail = [op for name in TAIL for op in self._of(stage, name)]
-        self._chain([*compute[-1:], *tail])
-        gathered = self._of(stage, GATHER)
-        self._chain([*gathered, *self._of(stage, SCATTER)])
-        if gathered:
-            self.after[self._of(stage, "forward-compute")[0]].add(gathered[-1])
-
-    def _meetings(self) -> list[tuple[int, ...]]:
-        """Ops that end together: both ends of a message, the members of a collective; any other op alone."""
-        met: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        for i, op in enumerate(self.ops):
-            direction, _, what = op.type.partition("-")
-            if what in ("send", "recv"):
-                receiver = op.stage + {"forward": 1, "backward": -1}[direction] * (what == "send")
-                met[direction, receiver, op.number].append(i)
-            elif op.type in (CLIP, EMBEDDING):
-                met[op.type, op.number].append(i)
-            else:
-                met[op].append(i)
-        return [tuple(members) for members in met.values()]
-
-    def _order(self, source: str) -> list[tuple[int, ...]]:
-        """The meetings such that each comes after all that its members wait for."""
-        meeting_of = {op: members for members in self.meetings for op in members}
-        open_of = {members: {meeting_of[b] for op in members for b in self.after[op]} for members in self.meetings}
-        order: list[tuple[int, ...]] = []
-        done: set[tuple[int, ...]] = set()
-        while len(order) < len(self.meetings):
-            ready = [members for members, before in open_of.items() if members not in done and before <= done]
-            if not ready:
-                raise BadRecord(f"{source}: its messages contradict the order of its ops")
-            order += ready
-            done.update(ready)
-        return order

@@ -64,6 +64,36 @@ def test_the_slowdown_of_every_group_is_the_published_one(job, name, factors):
 
 
 @pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(("name", "slowdown"), [("blocking", "slowdown_S"), ("launch", "launch_slowdown_S")])
+def test_the_slowdown_of_every_step_is_the_published_one(job, name, slowdown):
+    found = dict(zip(map(str, stragglers(job).steps), getattr(stragglers(job), slowdown), strict=True))
+    assert found == pytest.approx(published("result", job)[f"{name}_step_slowdown"], rel=1e-4)
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    ("name", "factors"), [("optype", "by_type_S"), ("stage", "by_stage_S"), ("dp_rank", "by_replica_S")]
+)
+def test_the_slowdown_of_every_group_in_every_step_is_the_published_one(job, name, factors):
+    found = as_published(getattr(stragglers(job), factors))
+    for number, step in enumerate(stragglers(job).steps):
+        of_step = {group: slowdown_S[number] for group, slowdown_S in found.items()}
+        published_of_step = published("result", job)[f"blocking_decompose_by_{name}_per_step"][str(step)]
+        assert of_step == pytest.approx(published_of_step, rel=1e-4)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_published_table_is_compared(job):
+    compared = {"blocking_slowdown", "launch_slowdown", "step_t_base", "step_t_nodelay", "step_t_noblk"}
+    compared |= {"blocking_step_slowdown", "launch_step_slowdown"}
+    by = [f"decompose_by_{name}{per_step}" for name in ("optype", "stage", "dp_rank") for per_step in ("", "_per_step")]
+    compared |= {f"blocking_{name}" for name in by}
+    result = dict(published("result", job))
+    assert all(result.pop(f"launch_{name}") is None for name in by)
+    assert result.keys() == compared | {"job_meta"}
+
+
+@pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize(("file", "repaired"), [("ms", "last_stage"), ("mw", "slowest_ranks")])
 def test_what_a_repair_is_worth_is_the_published_number(job, file, repaired):
     found, expected = getattr(stragglers(job), repaired)(), published(file, job)
