@@ -146,7 +146,7 @@ class Control:
 def read_command(path: str) -> Command | None:
     """The command in a file; None where there is none, or it is not this user's (or root's) alone to write."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would hold the job up
     except OSError:
         return None
     try:

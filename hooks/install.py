@@ -40,7 +40,7 @@ def arm() -> None:
             os.register_at_fork(after_in_child=_forked)
             _state["forks"] = True
         _note_process("armed")
-        for name in [name for name in sys.modules if finder.is_watched(name)]:
+        for name in filter(finder.is_watched, list(sys.modules)):  # other threads import meanwhile
             run_installers(name)
     except Exception as error:
         guard.failed("install", error)
@@ -56,7 +56,7 @@ def disarm() -> None:
 
 def install_probes() -> None:
     """Patch all that has been imported by now (again)."""
-    for name in [name for name in sys.modules if _Finder().is_watched(name)]:
+    for name in filter(_Finder().is_watched, list(sys.modules)):
         run_installers(name, note=False)
 
 
@@ -188,7 +188,9 @@ def _note_process(event: str) -> None:
     with contextlib.suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)  # on a host of its own, where the launcher's does not reach
         path = os.path.join(folder, PROCESSES_FILE)
-        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Whatever others may have laid under this name: a link is not followed, a pipe that nobody reads is no wait.
+        safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | safe, 0o644)
         try:
             os.write(fd, line.encode("utf-8", "backslashreplace"))
         finally:

@@ -147,10 +147,9 @@ class Writer:
         self._closed = True
 
     def _open(self, folder: str, header: dict[str, Any]) -> None:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         self._spans_fd, start = _open_next(folder, header["rank"])
-        append = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        self._lines_fd = os.open(os.path.join(folder, rank_file_name(header["rank"], start, "jsonl")), append, 0o644)
+        self._lines_fd = _replace(os.path.join(folder, rank_file_name(header["rank"], start, "jsonl")), os.O_APPEND)
         self._state = _map_state(os.path.join(folder, rank_file_name(header["rank"], start, "state")))
         # What is known so early is how torch was built, not whether the job will use a device.
         self._pack, fields = (_pack_device, DEVICE_SPAN_FIELDS) if header.get("cuda") else (_pack, SPAN_FIELDS)
@@ -263,12 +262,24 @@ def _open_next(folder: str, rank: int) -> tuple[int, int]:
     for start in range(MAX_STARTS):
         path = os.path.join(folder, rank_file_name(rank, start, "spans"))
         with contextlib.suppress(FileExistsError):
-            return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644), start
+            return _create(path, os.O_APPEND), start
     raise FileExistsError(f"{MAX_STARTS} records of rank {rank} in {folder}")
 
 
+def _create(path: str, more: int = 0) -> int:
+    """Make a file that was not there. ``O_EXCL`` follows no link that somebody else may have laid under its name."""
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | more, 0o644)
+
+
+def _replace(path: str, more: int = 0) -> int:
+    """The same in the place of whatever lies there: a left-over of a record whose spans are gone, a link, a pipe."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return _create(path, more)
+
+
 def _map_state(path: str) -> mmap.mmap:
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = _replace(path)
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, STATE_SIZE)  # a hole in the page would raise SIGBUS when the disk is full

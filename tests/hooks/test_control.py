@@ -51,7 +51,9 @@ def test_links_torn_files_and_nothing_are_no_command(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "torn").write_text('{"id": "a", "st')
     (tmp_path / "other").write_text("[]")
-    assert [read_command(str(tmp_path / name)) for name in ("link", "torn", "other", "missing")] == [None] * 4
+    os.mkfifo(tmp_path / "pipe")  # nobody writes into it: opening it must not wait
+    names = ("link", "torn", "other", "missing", "pipe")
+    assert [read_command(str(tmp_path / name)) for name in names] == [None] * 5
 
 
 def test_one_step_more_than_asked_for_is_recorded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -115,3 +116,17 @@ def test_a_run_directory_that_cannot_be_written_costs_the_job_nothing(
 ) -> None:
     (folder / "run").write_text("a file where the directory should be")
     assert run(folder, checkout_environment, "install.arm()\nimport torch.distributed\nprint('alive')") == "alive"
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe"])
+def test_what_others_have_laid_in_the_place_of_the_list_is_left_alone(
+    folder: Path, checkout_environment: dict[str, str], planted: str
+) -> None:
+    (folder / "run").mkdir()
+    (folder / "precious").write_text("of the user")
+    if planted == "link":
+        (folder / "run" / "processes.jsonl").symlink_to(folder / "precious")
+    else:
+        os.mkfifo(folder / "run" / "processes.jsonl")
+    assert run(folder, checkout_environment, "install.arm()\nimport torch.distributed\nprint('alive')") == "alive"
+    assert (folder / "precious").read_text() == "of the user"

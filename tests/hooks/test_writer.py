@@ -88,6 +88,38 @@ def test_a_restarted_rank_takes_the_next_number_and_leaves_the_first_record(tmp_
     assert len(read_spans(tmp_path / "rank00007-0.spans")[1]) == 1
 
 
+def test_links_that_others_have_laid_into_the_directory_are_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("of the user")
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("rank00007-0.spans", "rank00007-1.jsonl", "rank00007-1.state"):
+        (run / name).symlink_to(precious)
+    recorder = Recorder()
+    writer, said = make_writer(run, recorder)
+    recorder.append(FORWARD)
+    writer.close(RankStatus.FINISHED)
+    assert precious.read_text() == "of the user"
+    assert len(read_spans(run / "rank00007-1.spans")[1]) == 1
+    assert (run / "rank00007-1.state").read_bytes().startswith(STATE_MAGIC)
+    assert not (run / "rank00007-1.jsonl").is_symlink()
+    assert said == []
+
+
+def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
+    for suffix in ("spans", "jsonl", "state"):
+        os.mkfifo(tmp_path / f"rank00007-0.{suffix}")
+    writer, said = make_writer(tmp_path, Recorder())
+    writer.close(RankStatus.FINISHED)
+    assert (tmp_path / "rank00007-1.spans").is_file()
+    assert said == []
+
+
+def test_a_run_directory_that_the_rank_makes_is_its_owners_alone(tmp_path: Path) -> None:
+    make_writer(tmp_path / "run", Recorder())
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
 def test_values_beyond_their_fields_become_unknown_instead_of_ending_the_record(tmp_path: Path) -> None:
     recorder = Recorder()
     writer, said = make_writer(tmp_path, recorder)
