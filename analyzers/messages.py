@@ -54,7 +54,7 @@ def match(trace: Trace) -> Messages:
     receiver = _first_of(numbered[len(sends) :], receives, len(numbered))
     partner[sends] = receiver[numbered[: len(sends)]]
     partner[receives] = sender[numbered[len(sends) :]]
-    return Messages(partner, _number_collectives(spans))
+    return Messages(partner, _number_collectives(spans, len(trace.groups)))
 
 
 def number_rows(*columns: np.ndarray) -> np.ndarray:
@@ -79,8 +79,10 @@ def _first_of(numbers: np.ndarray, indices: np.ndarray, count: int) -> np.ndarra
     return first
 
 
-def _number_collectives(spans: np.ndarray) -> np.ndarray:
+def _number_collectives(spans: np.ndarray, groups: int) -> np.ndarray:
+    """The number of each collective; ``groups``: how many process groups are known."""
     number = np.full(len(spans), MISSING, np.int64)
-    found = np.flatnonzero((spans["kind"] == Kind.COLLECTIVE) & (spans["group"] >= 0))
+    known = (spans["group"] >= 0) & (spans["group"] < groups)
+    found = np.flatnonzero((spans["kind"] == Kind.COLLECTIVE) & known)
     number[found] = number_rows(spans["group"][found], spans["seq"][found])
     return number
