@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppdiag.analyzers.sources.kineto.events import Category, Events, read_events
+from ppdiag.analyzers.sources.kineto.events import Category, Events
 from ppdiag.analyzers.sources.kineto.host import (
     Message,
     Op,
@@ -30,7 +30,6 @@ from ppdiag.model import NONE, PIPELINE_KINDS, Collective, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 def compute_stream(events: Events) -> int | None:
@@ -74,10 +73,12 @@ def _halved(rows: Sequence[Placed], at: int) -> tuple[int, int]:
     return row.start_ns, row.end_ns
 
 
-def launched_ops(path: Path, events: Events, labels: Sequence[Placed], messages: Sequence[Message]) -> list[Op]:
-    """The ops as the kernels that were launched inside of the host's annotations, or between its messages."""
+def launched_ops(launched: Events, events: Events, labels: Sequence[Placed], messages: Sequence[Message]) -> list[Op]:
+    """The ops as the kernels that were launched inside of the host's annotations, or between its messages.
+
+    ``launched`` has the kernels with the calls that launched them.
+    """
     thread_of_messages = main_thread(messages)
-    launched = read_events(path, "launches")
     rows = _launches(launched)
     rows = rows[np.argsort(rows["launch"], kind="stable")]
     ops = []

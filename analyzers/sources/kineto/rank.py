@@ -1,10 +1,11 @@
-"""One file of a rank as spans: the ops of its pipeline, its messages, its optimizer steps, numbered by step."""
+"""One rank of a file as spans: the ops of its pipeline, its messages, its optimizer steps, numbered by step."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,14 @@ from ppdiag.analyzers.sources.kineto.host import (
     whole,
 )
 from ppdiag.analyzers.sources.kineto.host_ops import inferred_ops, labelled_ops, main_thread
+from ppdiag.analyzers.sources.kineto.merged import Part, events_of, parts_of
 from ppdiag.analyzers.sources.kineto.sums import Sums, sums_of
+from ppdiag.errors import BadRecord
 from ppdiag.model import NONE, PIPELINE_KINDS, Flag, Kind
 from ppdiag.trace import SPAN_DTYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 _INFERRED, _DEVICE, _NEVER_WAITED = int(Flag.INFERRED), int(Flag.DEVICE), int(Flag.NEVER_WAITED)
@@ -40,15 +43,16 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECA
 
 @dataclass(slots=True)
 class RankRecord:
-    """What one file says.
+    """What one file says of one rank.
 
     Attributes:
+        name: of the file, and of the rank in it where there are several.
         rank: of the file itself, else of its name; None where neither says.
         spans: of ``SPAN_DTYPE``; ``group`` is an index of ``groups``, ``seq`` is not set, and ``peer`` is a rank of the
             job, or ``NONE``.
     """
 
-    path: Path
+    name: str
     rank: int | None
     spans: np.ndarray
     groups: list[tuple[str, tuple[int, ...]]]
@@ -57,29 +61,52 @@ class RankRecord:
     warnings: list[str] = field(default_factory=list)
 
 
-def read_rank(path: Path) -> RankRecord:
-    """Reads one file.
+def read_file(path: Path) -> list[RankRecord]:
+    """Reads one file: one rank, or several that a script merged into it.
 
     Raises:
-        BadRecord: it is no trace.
+        BadRecord: it is no trace, or ranks in it cannot be told apart.
     """
     events = read_events(path)
-    on_device = bool(len(events.of(Category.KERNEL, Category.COPY)))
-    if not on_device:
+    if not len(events.of(Category.KERNEL, Category.COPY)):
         events = read_events(path, "cpu")
+    launches = cache(lambda: read_events(path, "launches"))
+    return [_read_part(path, part, events, launches) for part in parts_of(path, events, launches)]
+
+
+def read_rank(path: Path) -> RankRecord:
+    """Reads a file of one rank.
+
+    Raises:
+        BadRecord: it is no trace, or there are several ranks in it.
+    """
+    records = read_file(path)
+    if len(records) != 1:
+        raise BadRecord(f"{path}: expected one rank, and found {len(records)}")
+    return records[0]
+
+
+def _read_part(path: Path, part: Part, events: Events, launches: Callable[[], Events]) -> RankRecord:
+    events = events_of(part, events)
     labels = placed_labels(events, Category.LABEL)
     messages = messages_of(events)
     name_messages(messages, labels)
     warnings = _damage(events)
-    if on_device:
-        ops, messages = _on_device(path, events, labels, messages, warnings)
+    if len(events.of(Category.KERNEL, Category.COPY)):
+        launched = partial(_launched, part, launches)
+        ops, messages = _on_device(events, labels, messages, launched, warnings)
     else:
         ops = _on_host(events, labels, messages)
-    rank = _rank_of(path, events.facts)
-    record = RankRecord(path, rank, np.zeros(0, SPAN_DTYPE), [], sums_of(events), _facts(events), warnings)
+    rank = part.rank if part.name else _rank_of(path, events.facts)
+    name = f"{path.name} ({part.name})" if part.name else path.name
+    record = RankRecord(name, rank, np.zeros(0, SPAN_DTYPE), [], sums_of(events), _facts(events), warnings)
     if any(op.label.kind in PIPELINE_KINDS for op in ops):
         _number_and_place(record, ops, messages, _marks(events, ops))
     return record
+
+
+def _launched(part: Part, launches: Callable[[], Events]) -> Events:
+    return events_of(part, launches())
 
 
 def _on_host(events: Events, labels: Sequence[Placed], messages: Sequence[Message]) -> list[Op]:
@@ -104,13 +131,17 @@ def _outer_optimizers(labels: Sequence[Placed]) -> list[Placed]:
 
 
 def _on_device(
-    path: Path, events: Events, labels: Sequence[Placed], messages: list[Message], warnings: list[str]
+    events: Events,
+    labels: Sequence[Placed],
+    messages: list[Message],
+    launches: Callable[[], Events],
+    warnings: list[str],
 ) -> tuple[list[Op], list[Message]]:
     ops = device_ops(events, labels)
     sent = [message for message in messages if message.kind is not Kind.COLLECTIVE]
     on_host = any(row.label.kind in PIPELINE_KINDS for row in labels)
     if not any(op.label.kind in PIPELINE_KINDS for op in ops) and (on_host or sent):
-        ops = launched_ops(path, events, labels, sent) or ops
+        ops = launched_ops(launches(), events, labels, sent) or ops
     if any(one[1:] == other[1:] for one, other in pairwise(labels)):
         warnings.append(
             "forwards and backwards that overlap have one label for both: on the device each is given half of its time"

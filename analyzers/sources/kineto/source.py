@@ -105,12 +105,12 @@ def _one_file_a_rank(records: list[RankRecord], given: Sequence[int], warnings: 
         if record.rank is None:
             rank = next(n for n in range(len(records) + 1) if n not in taken)
             taken.add(rank)
-            warnings.append(f"{record.path.name}: says no rank, taken for rank {rank}; say which with --rank")
+            warnings.append(f"{record.name}: says no rank, taken for rank {rank}; say which with --rank")
         else:
             rank = record.rank
         if rank in by_rank:
             warnings.append(
-                f"{record.path.name}: rank {rank} again (first in {by_rank[rank].path.name}), left out; "
+                f"{record.name}: rank {rank} again (first in {by_rank[rank].name}), left out; "
                 "name the files of one recording, one a rank"
             )
             continue

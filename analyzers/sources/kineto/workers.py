@@ -10,13 +10,16 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.sources.kineto.rank import RankRecord, read_rank
+from ppdiag.analyzers.sources.kineto.rank import RankRecord, read_file
 from ppdiag.errors import BadRecord, PpdiagError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ppdiag.analyzers.sources import Progress
+
+    _Result = tuple[list[RankRecord], list[PpdiagError]]
+    """What a file holds, or why it could not be read."""
 
 WORTH_BYTES = 32 << 20
 """Of all files together, as they lie on disk: below it the processes cost more than they save."""
@@ -41,7 +44,7 @@ def _read(files: Sequence[Path], progress: Progress | None) -> tuple[list[RankRe
         if progress is not None:
             progress("reading files", done, len(files))
         try:
-            records.append(read_rank(path))
+            records += read_file(path)
         except PpdiagError as error:
             failures.append(error)
         except OSError as error:
@@ -58,7 +61,7 @@ def _read_in_processes(
     would run the caller's main script again.
     """
     order = sorted(range(len(files)), key=lambda n: -files[n].stat().st_size)
-    found: dict[int, RankRecord] = {}
+    found: dict[int, list[RankRecord]] = {}
     failures: list[PpdiagError] = []
     with tempfile.TemporaryDirectory(prefix="ppdiag-") as folder:
         started = []
@@ -72,21 +75,22 @@ def _read_in_processes(
                 if progress is not None:
                     progress("reading files", done, workers)
                 results = _results(process, output, [files[n] for n in share])
-                found |= {n: result for n, result in zip(share, results, strict=True) if isinstance(result, RankRecord)}
-                failures += [result for result in results if not isinstance(result, RankRecord)]
+                for n, (records, failed) in zip(share, results, strict=True):
+                    found[n] = records
+                    failures += failed
         finally:
             for process, _, _ in started:
                 process.kill()
                 process.wait()
-    return [found[n] for n in sorted(found)], failures
+    return [record for n in sorted(found) for record in found[n]], failures
 
 
-def _results(process: subprocess.Popen[bytes], output: Path, files: Sequence[Path]) -> list[RankRecord | PpdiagError]:
+def _results(process: subprocess.Popen[bytes], output: Path, files: Sequence[Path]) -> list[_Result]:
     """What a process found in its files, in their order."""
     code = process.wait()
     if code or not output.is_file():
-        return [BadRecord(f"{path}: its reader ended with code {code}") for path in files]
-    results: list[RankRecord | PpdiagError] = pickle.loads(output.read_bytes())  # noqa: S301  (written by us)
+        return [([], [BadRecord(f"{path}: its reader ended with code {code}")]) for path in files]
+    results: list[_Result] = pickle.loads(output.read_bytes())  # noqa: S301  (written by us)
     return results
 
 
@@ -97,10 +101,7 @@ def _environment() -> dict[str, str]:
 
 def main(output: str, files: Sequence[str]) -> None:
     """Reads files and leaves what was found in the file ``output``."""
-    results: list[RankRecord | PpdiagError] = []
-    for path in files:
-        records, failures = _read([Path(path)], None)
-        results += [*records, *failures]
+    results = [_read([Path(path)], None) for path in files]
     Path(output).write_bytes(pickle.dumps(results, protocol=5))
 
 
