@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES_OF_WORDS = 64 << 20
 """Bound on a file of lines in words; more is not ours."""
+MOST_RAISED = 120
+"""Characters of an exception's text that are shown."""
 SEARCHED_BYTES = 1 << 20
 AT_ONCE_NS = 1_000_000_000
 """Two starts of a rank overlap where the first was alive this long after the second began: a restart waits longer."""
@@ -62,9 +64,8 @@ def latest_files(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
     lives = {rank: [_life(path) for _, path in sorted(found)] for rank, found in starts.items() if len(found) > 1}
     if any(_at_once(own) for own in lives.values()):
         return _of_one_launcher(starts, lives)
-    most = max((len(found) for found in starts.values()), default=1)
-    warning = f"ranks were started up to {most} times in this directory; only the last start of each is shown"
-    return {rank: max(found)[1] for rank, found in starts.items()}, [warning] if most > 1 else []
+    files = {rank: max(found)[1] for rank, found in starts.items()}
+    return _of_the_last_start(files, lives) if lives else (files, [])
 
 
 def _starts(paths: Sequence[Path]) -> dict[int, list[tuple[int, Path]]]:
@@ -111,6 +112,53 @@ def _at_once(lives: Sequence[_Life]) -> bool:
         earlier.host == later.host and earlier.end_ns > later.begin_ns + AT_ONCE_NS
         for earlier, later in pairwise(lives)
     )
+
+
+def _of_the_last_start(
+    files: Mapping[int, Path], lives: Mapping[int, Sequence[_Life]]
+) -> tuple[dict[int, Path], list[str]]:
+    """The ranks of the last start of a job that was started several times, and how the one before it ended.
+
+    A rank records once all have joined the job: one that was last seen before the newest process began belongs to an
+    earlier start, and in the last one its process ended too soon to record anything.
+    """
+    last = {rank: _life(path) for rank, path in files.items()}
+    began_ns = max(map(_process_began_ns, last.values()))
+    kept = {rank: life.path for rank, life in last.items() if life.end_ns + AT_ONCE_NS >= began_ns}
+    most = max(map(len, lives.values()))
+    warnings = [f"ranks were started up to {most} times in this directory; only the last start is shown"]
+    before = [life for rank, life in last.items() if rank not in kept]
+    before += [own[-2] for rank, own in lives.items() if rank in kept]
+    if ended := _first_that_raised(before):
+        warnings.append(f"the start before the last ended when {ended}")
+    if lost := [str(rank) for rank in last if rank not in kept]:
+        warnings.append(f"in the last start, rank {', '.join(lost)} ended before it had recorded anything")
+    return kept, warnings
+
+
+def _process_began_ns(life: _Life) -> int:
+    """When the process of this life began, in Unix time; 0 where it did not say so."""
+    try:
+        processes, _ = read_lines(life.path.parent / PROCESSES_FILE)
+    except OSError:
+        return 0
+    times = (whole_or_none(process, "unix_ns") or 0 for process in processes if process.get("pid") == life.pid)
+    return max((time_ns for time_ns in times if time_ns <= life.begin_ns), default=0)
+
+
+def _first_that_raised(lives: Sequence[_Life]) -> str:
+    """Which rank raised first, and what, in words; empty where none did."""
+    raised = [life for life in lives if rank_state.read(life.path.with_suffix(".state")).status == "raised"]
+    if not raised:
+        return ""
+    first = min(raised, key=lambda life: life.end_ns)
+    name = parse_rank_file_name(first.path.name)
+    try:
+        words, _ = read_lines(first.path.with_suffix(".jsonl"))
+    except OSError:
+        words = []
+    what = [str(word.get("value")).partition("\n")[0][:MOST_RAISED] for word in words if word.get("name") == "raised"]
+    return f"rank {name.rank if name else ''} raised" + (f" {what[-1]}" if what else "")
 
 
 def _of_one_launcher(

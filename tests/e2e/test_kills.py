@@ -101,3 +101,20 @@ def test_every_step_that_all_ranks_completed_is_in_the_record(trial: int, tmp_pa
     if victim == "raise":
         assert trace.ranks[1].status == "raised"
         assert trace.ranks[1].facts["raised"] == f"RuntimeError: planted: rank 1 raises in step {raising}"
+
+
+@pytest.mark.slow
+def test_a_job_that_torchrun_restarts_is_recorded_anew_and_what_ended_it_is_said(tmp_path: Path) -> None:
+    command = torchrun_command(RANKS, "sleeping_pipeline.py", *JOB, "--steps", "8", "--raise-at", "1:5")
+    command.insert(3, "--max-restarts=1")
+    # Without it the ranks of a restart may take the addresses of those before them for their own (torch 2.13).
+    environment = job_environment(tmp_path / "run") | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    names = {path.name for path in (tmp_path / "run").glob("*.spans")}
+    assert names == {f"rank{rank:05d}-{start}.spans" for rank in range(RANKS) for start in (0, 1)}
+    trace = read_trace(tmp_path / "run")
+    assert_record_is_complete(trace, 8)
+    assert [facts.status for facts in trace.ranks.values()] == ["finished"] * RANKS
+    planted = "the start before the last ended when rank 1 raised RuntimeError: planted: rank 1 raises in step 5"
+    assert planted in trace.warnings

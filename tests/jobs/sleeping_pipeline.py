@@ -113,7 +113,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--report", default="", metavar="PREFIX", help="append the number of each ended step to PREFIX<rank>"
     )
-    parser.add_argument("--raise-at", type=factors, default=None, metavar="RANK:STEP", help="raise in this rank's step")
+    raising = parser.add_argument("--raise-at", type=factors, default=None, metavar="RANK:STEP")
+    raising.help = "raise in this rank's step, before any restart of the job"
     parser.add_argument("--quiet", action="store_true")
     args = parser.parse_args(argv)
     for name in ("stage_ms", "stage_factor", "chunk_factor", "rank_factor", "microbatch_factor"):
@@ -240,7 +241,7 @@ def train(args: argparse.Namespace) -> None:
         begin = time.perf_counter()
         for module in modules:
             module.microbatch = 0
-        if args.raise_at == (dist.get_rank(), step):
+        if args.raise_at == (dist.get_rank(), step) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
             raise RuntimeError(f"planted: rank {rank} raises in step {step}")
         load_data(args)
         losses: list[torch.Tensor] = []

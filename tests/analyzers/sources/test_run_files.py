@@ -48,13 +48,11 @@ def write_job(
         times = {"started_unix_ns": begun_s * SECOND, "started_local_ns": begun_s * SECOND}
         own = trace.where(trace.spans["rank"] == rank)
         write_run(folder, own, start=start, header={"pid": pid, "host": host, "world_size": 2, **times})
-        heartbeat_ns = (begun_s + alive_s) * SECOND
-        slot = STATE.pack(heartbeat_ns, 0, 0, 0, 0, 0, -1, -1, -1, 0, 0, 0, RankStatus.FINISHED)
-        state = (STATE_MAGIC.ljust(STATE_OFFSET, b"\0") + slot).ljust(STATE_SIZE, b"\0")
-        (folder / f"rank{rank:05d}-{start}.state").write_bytes(state)
+        set_state(folder / f"rank{rank:05d}-{start}.state", begun_s + alive_s, RankStatus.FINISHED)
         if launcher is not None:
             with (folder / "processes.jsonl").open("a") as stream:
-                stream.write(json.dumps({"pid": pid, "ppid": launcher, "event": "armed"}) + "\n")
+                armed = {"pid": pid, "ppid": launcher, "event": "armed", "unix_ns": begun_s * SECOND}
+                stream.write(json.dumps(armed) + "\n")
 
 
 def test_a_restart_is_no_second_job(tmp_path: Path) -> None:
@@ -63,6 +61,33 @@ def test_a_restart_is_no_second_job(tmp_path: Path) -> None:
     found = read_trace([tmp_path])
     assert int(found.spans["step"].max()) == 4
     assert any("started up to 2 times" in warning for warning in found.warnings)
+
+
+def set_state(path: Path, heartbeat_s: int, status: RankStatus) -> None:
+    slot = STATE.pack(heartbeat_s * SECOND, 0, 0, 0, 0, 0, -1, -1, -1, 0, 0, 0, status)
+    path.write_bytes((STATE_MAGIC.ljust(STATE_OFFSET, b"\0") + slot).ljust(STATE_SIZE, b"\0"))
+
+
+def test_what_ended_the_start_before_is_what_the_first_rank_to_end_raised(tmp_path: Path) -> None:
+    write_job(tmp_path, 3, start=0, begun_s=100, alive_s=10)
+    for rank, heartbeat_s, raised in ((0, 111, "RuntimeError: closed by peer"), (1, 110, "ValueError: mine\nand more")):
+        set_state(tmp_path / f"rank{rank:05d}-0.state", heartbeat_s, RankStatus.RAISED)
+        with (tmp_path / f"rank{rank:05d}-0.jsonl").open("a") as words:
+            words.write(json.dumps({"type": "fact", "name": "raised", "value": raised}) + "\n")
+    write_job(tmp_path, 5, start=1, begun_s=120, alive_s=10)
+    warnings = read_trace([tmp_path]).warnings
+    assert "the start before the last ended when rank 1 raised ValueError: mine" in warnings
+
+
+def test_a_rank_that_recorded_nothing_in_the_last_start_is_not_taken_from_an_earlier_one(tmp_path: Path) -> None:
+    write_job(tmp_path, 3, start=0, begun_s=100, alive_s=10, launcher=7)
+    write_job(tmp_path, 5, start=1, begun_s=120, alive_s=10, launcher=7)
+    for suffix in ("spans", "jsonl", "state"):
+        (tmp_path / f"rank00001-1.{suffix}").unlink()
+    found = read_trace([tmp_path])
+    assert list(found.ranks) == [0]
+    assert int(found.spans["step"].max()) == 4
+    assert any("rank 1 ended before it had recorded anything" in warning for warning in found.warnings)
 
 
 def test_a_restart_on_a_host_whose_clock_is_behind_is_no_second_job(tmp_path: Path) -> None:
