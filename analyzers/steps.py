@@ -166,15 +166,30 @@ def _count_before(spans: np.ndarray, marks: np.ndarray) -> np.ndarray:
 
 
 def _drained(spans: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """Marks the forwards that begin when no microbatch of the rank is in flight: each begins a step."""
+    """Marks the forwards that begin a step: no microbatch is in flight.
+
+    A later rank of 1F1B has none in flight between any two of its microbatches. So the rank that drains least often
+    tells how many forwards a step has, and those that drain more often begin a step each time after so many.
+    """
     ops = np.flatnonzero(work & np.isin(spans["kind"], (Kind.FORWARD, Kind.BACKWARD)))
-    marks = np.zeros(len(spans), bool)
+    forwards_of, begins_of = [], []
     for part in rank_slices(spans["rank"][ops]).values():
         own = ops[part]
-        change = np.where(spans["kind"][own] == Kind.FORWARD, 1, -1)
-        before = np.cumsum(change) - change
-        marks[own[(before == 0) & (change == 1)]] = True
+        forward = spans["kind"][own] == Kind.FORWARD
+        change = np.where(forward, 1, -1)
+        in_flight = np.cumsum(change) - change
+        forwards_of.append(own[forward])
+        begins_of.append(np.flatnonzero(in_flight[forward] == 0))
+    lengths = [_usual_distance(begins, len(own)) for own, begins in zip(forwards_of, begins_of, strict=True)]
+    marks = np.zeros(len(spans), bool)
+    for own, begins, length in zip(forwards_of, begins_of, lengths, strict=True):
+        marks[own[begins] if length == max(lengths) else own[:: max(lengths)]] = True
     return marks
+
+
+def _usual_distance(begins: np.ndarray, count: int) -> int:
+    """Median number of forwards from one that begins a step to the next, of ``count`` in all."""
+    return int(np.median(np.diff(begins, append=count))) if len(begins) else 0
 
 
 def _ops_of_messages(spans: np.ndarray, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -121,3 +121,11 @@ def test_work_that_was_only_inferred_without_any_message_is_no_pipeline() -> Non
     ]
     with pytest.raises(NoPipelineFound):
         find_steps(Trace(make_spans(rows)))
+
+
+def test_without_an_optimizer_the_last_rank_of_1f1b_does_not_begin_a_step_with_each_microbatch() -> None:
+    # the last rank runs F B F B ...: it has nothing in flight before any of its microbatches
+    trace = replace(pipeline("1F1B", ranks=3, microbatches=4), steps=5, tail=0, tail_of_all=True).trace()
+    found = find_steps(replace(trace, spans=trace.spans[trace.spans["kind"] != Kind.OPTIMIZER]))
+    assert found.recorded.tolist() == [0, 1, 2, 3, 4]
+    assert found.dropped == 2  # the first, and the last, which has no end
