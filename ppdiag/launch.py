@@ -19,6 +19,7 @@ from ppdiag.errors import LaunchFailed
 from ppdiag.model import FORMAT_VERSION
 from ppdiag.rundir import (
     ADAPTERS_VARIABLE,
+    LAYER_TIMES_VARIABLE,
     MAX_BYTES_VARIABLE,
     MODE_VARIABLE,
     RUN_DIR_VARIABLE,
@@ -134,6 +135,7 @@ def job_variables(  # noqa: PLR0913  (one argument an option)
     nccl: bool = False,
     mode: str = "",
     adapters: bool = True,
+    layer_times: bool = False,
 ) -> dict[str, str]:
     """The variables that make every Python of a job record into ``directory`` (absolute).
 
@@ -153,6 +155,8 @@ def job_variables(  # noqa: PLR0913  (one argument an option)
         variables[MODE_VARIABLE] = mode
     if not adapters:
         variables[ADAPTERS_VARIABLE] = "none"
+    if layer_times:
+        variables[LAYER_TIMES_VARIABLE] = "1"
     return variables | (_nccl_variables(directory, environ) if nccl else {})
 
 

@@ -33,6 +33,11 @@ class Kind(IntEnum):
     """A bracket of initialisation traffic (shape exchange, extra forwards): nothing in it is work."""
     HOST = 10
     """Host work with a known cause (garbage collection, data loading); ``op`` says which."""
+    LAYER = 11
+    """A layer of a stage, in sampled steps; ``seq`` is its number, ``op`` FORWARD or BACKWARD.
+
+    A backward is the moment at which it begins (no length); ``seq`` -1 is the one at which the first layer's ends. The
+    source makes ``layers`` facts of them: no trace has any."""
 
 
 COMPUTE_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT, Kind.OPTIMIZER)

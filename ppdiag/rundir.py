@@ -15,7 +15,8 @@ A rank writes three files, named by its rank and by how often it was (re)started
 
 Beside them ``run.json`` (the launcher's facts), ``processes.jsonl`` (every Python process that was armed) and, while
 ``ppdiag record`` speaks with the ranks, ``control.json`` (``id``, ``steps``, ``start``: -1 while it asks). The ranks
-answer with lines of type ``control``; ``block`` lines have the lengths of blocks of steps, probed and not.
+answer with lines of type ``control``; ``block`` lines have the lengths of blocks of steps, probed and not;
+``layers`` lines (``first``, ``names``, ``root``) the names of the layers from this number on.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ MODE_VARIABLE = "PPDIAG_MODE"
 """Environment variables by which the launcher tells the ranks: where, how much, and which steps (``hooks.control``)."""
 ADAPTERS_VARIABLE = "PPDIAG_ADAPTERS"
 """The same: ``none`` switches the framework adapters off."""
+LAYER_TIMES_VARIABLE = "PPDIAG_LAYER_TIMES"
+"""The same: set, the layers of each stage are timed in a few steps (``hooks.layer_times``)."""
 
 RUN_FILE = "run.json"
 PROCESSES_FILE = "processes.jsonl"

@@ -75,13 +75,16 @@ def test_our_folder_comes_first_and_once_and_the_users_stay():
 
 
 def test_each_option_has_its_variable():
-    variables = launch.job_variables(Path("/run"), {}, max_bytes=5, mode="dormant", adapters=False, nccl=True)
+    variables = launch.job_variables(
+        Path("/run"), {}, max_bytes=5, mode="dormant", adapters=False, layer_times=True, nccl=True
+    )
     assert variables.pop("PYTHONPATH")
     assert variables == {
         "PPDIAG_RUN_DIR": "/run",
         "PPDIAG_MAX_BYTES": "5",
         "PPDIAG_MODE": "dormant",
         "PPDIAG_ADAPTERS": "none",
+        "PPDIAG_LAYER_TIMES": "1",
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET",
         "NCCL_DEBUG_FILE": "/run/nccl-%h-%p.log",

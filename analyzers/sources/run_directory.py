@@ -15,6 +15,7 @@ from ppdiag.analyzers.nccl.reader import own_logs, read_logs, recorded_ranks
 from ppdiag.analyzers.nccl.transports import transports_of
 from ppdiag.analyzers.sources import rank_state
 from ppdiag.analyzers.sources.device_words import DeviceWords, move_posts
+from ppdiag.analyzers.sources.layer_spans import LayerNames, facts_of, without_layers
 from ppdiag.analyzers.sources.run_files import FileBytes, damage, latest_files, read_lines
 from ppdiag.analyzers.validation import MOST_RANKS, plausible, whole, whole_or_none
 from ppdiag.errors import BadRecord, NotARun, NothingRecorded, VersionMismatch
@@ -116,6 +117,8 @@ class _Rank:
         self.blocks: list[dict[str, Any]] = []
         self.warnings: list[str] = []
         self.device = DeviceWords()
+        self.layer_names = LayerNames()
+        self.layers: list[dict[str, Any]] = []
         self.state = rank_state.UNKNOWN
 
 
@@ -125,13 +128,16 @@ def _read_rank(rank: int, path: Path) -> _Rank:
         header, offset = _read_header(data, path)
         spans, lost = _read_spans(data, offset, rank, np.dtype([(name, kind) for name, kind in header["fields"]]))
     kept = plausible(spans)
-    found = _Rank(rank, header, spans if kept.all() else spans[kept])
+    spans, layers = without_layers(spans if kept.all() else spans[kept])
+    found = _Rank(rank, header, spans)
     move_posts(found.spans)
     if not kept.all():
         found.warnings.append(f"{path.name}: {int((~kept).sum())} spans with impossible values were left out")
     if lost:
         found.warnings.append(f"{path.name}: {lost} bytes of torn or damaged records were left out")
     _read_words(path.with_suffix(".jsonl"), found)
+    if len(layers):
+        found.layers = facts_of(found.spans, layers, found.layer_names.names)
     found.state = rank_state.read(path.with_suffix(".state"))
     if found.state is rank_state.UNKNOWN:  # not equal to it, as the state of a rank that has only just begun is
         name = path.with_suffix(".state").name
@@ -226,6 +232,8 @@ def _take_word(word: dict[str, Any], found: _Rank) -> None:
             found.device.take_memory(word)
         case "sample":
             found.device.take_sample(word)
+        case "layers":
+            found.layer_names.take(word)
         case "block":
             numbers = {name: whole(word[name]) for name in ("first", "steps", "wall_ns")}
             found.blocks.append({"probed": bool(word["probed"]), **numbers})
@@ -299,7 +307,7 @@ def _rank_facts(rank: _Rank, *, ended: set[str | None]) -> RankFacts:
         rank=rank.rank,
         host=str(rank.header.get("host", "")),
         clock=str(rank.header.get("clock", "")),
-        facts={**rank.header, **rank.facts, **rank.device.facts(), "blocks": tuple(rank.blocks)},
+        facts={**rank.header, **rank.facts, **rank.device.facts(), "blocks": tuple(rank.blocks), "layers": rank.layers},
         clock_probes=tuple(rank.probes),
         status=rank_state.settle(
             rank.state,

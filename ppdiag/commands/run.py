@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @max_size_option
 @nccl_option
 @mode_options
+@click.option("--layer-times", is_flag=True, help="Time each layer too, in five steps: for the best split of them.")
 @adapters_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913  (one argument an option)
@@ -53,6 +54,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     every: int | None,
     window: int | None,
     measure_overhead: bool,
+    layer_times: bool,
     adapters: bool,
 ) -> None:
     """Run COMMAND, record what its ranks do, and say what they waited for.
@@ -67,7 +69,9 @@ def run(  # noqa: PLR0913  (one argument an option)
     check_command(command)
     path = prepare_run_directory(output or default_run_directory(), command)
     before = rank_files(path)
-    variables = job_variables(path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps, adapters=adapters)
+    variables = job_variables(
+        path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps, adapters=adapters, layer_times=layer_times
+    )
     exit_code = run_job(command, variables, meanwhile=lambda: None if quiet else _say_what_is_wrong(command))
     note_end(path, exit_code)
     holding = _explain(path, asked, quiet=quiet, dormant=dormant) if rank_files(path) - before else _say_silent(path)
