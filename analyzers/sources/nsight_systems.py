@@ -8,21 +8,19 @@ NVTX ranges say of them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.clock import message_bounds
-from ppdiag.analyzers.messages import MISSING as NO_PARTNER
-from ppdiag.analyzers.messages import match
 from ppdiag.analyzers.sources.device_ops import NEVER_LAUNCHED, Kernels, Range, RankOps, project, spans_of
+from ppdiag.analyzers.sources.host_clocks import agree
 from ppdiag.analyzers.sources.labels import NO_OPS, best_detail, detail, ops_named
 from ppdiag.analyzers.sources.nsight_database import MAGIC, MISSING, Database
 from ppdiag.analyzers.sources.nsight_nccl import CALLS, INITS, layouts, payload_of
 from ppdiag.analyzers.sources.nsight_ops import Call, Groups, Process, messages_of, ops_between_messages
 from ppdiag.errors import BadRecord, NoPipelineFound
-from ppdiag.model import Flag, Kind
+from ppdiag.model import Kind
 from ppdiag.trace import JobFacts, ProcessGroup, RankFacts, Trace
 
 if TYPE_CHECKING:
@@ -243,16 +241,20 @@ def _trace(found: _Found, source: str) -> Trace:
     parts = _rank_ops(ranks, groups, found)
     if not any(op.kind is Kind.FORWARD for part in parts for op in part.ops):
         raise NoPipelineFound(_no_ops(ranks, source))
-    found.warnings += _warnings(parts, found)
+    found.warnings += _warnings(parts)
     spans = spans_of(parts)
-    trace = Trace(
+    clocks = agree(spans, {rank: process.host or str(process.path) for rank, process in ranks.items()})
+    several = len(found.hosts) > 1
+    if several and len(clocks.shift_ns) > 1:
+        found.warnings.append(f"{clocks}; each counts from the time of day at the begin of its recording")
+    return Trace(
         spans=spans,
         job=JobFacts(source=source, world_size=len(ranks)),
         ranks={rank: RankFacts(rank, host=process.host, clock=process.host) for rank, process in ranks.items()},
         groups=tuple(groups.groups) or (ProcessGroup("pipeline", tuple(sorted(ranks))),),
+        clock_error_s=clocks.error_s if several else 0.0,
         warnings=tuple(found.warnings),
     )
-    return replace(trace, clock_error_s=_clock_error(trace)) if len(found.hosts) > 1 else trace
 
 
 def _rank_ops(ranks: dict[int, Process], groups: Groups, found: _Found) -> list[RankOps]:
@@ -316,7 +318,7 @@ def _no_ops(ranks: dict[int, Process], source: str) -> str:
     )
 
 
-def _warnings(parts: Sequence[RankOps], found: _Found) -> list[str]:
+def _warnings(parts: Sequence[RankOps]) -> list[str]:
     warnings = []
     if not any(part.messages for part in parts):
         warnings.append(
@@ -327,18 +329,4 @@ def _warnings(parts: Sequence[RankOps], found: _Found) -> list[str]:
     lost = sum(int((part.kernels.launch_ns == NEVER_LAUNCHED).sum()) for part in parts)
     if lost:
         warnings.append(f"{lost} kernels have no launch in the recording: they are in no op")
-    if len(found.hosts) > 1:
-        warnings.append(
-            f"{len(found.hosts)} recordings are aligned by their hosts' wall clocks at their begin; the error is what "
-            "their messages bound it to"
-        )
     return warnings
-
-
-def _clock_error(trace: Trace) -> float:
-    """How far a receive ends before its send began, at worst."""
-    spans = trace.spans
-    partner = match(trace).partner
-    inferred = (spans["flags"] & np.uint16(Flag.INFERRED)) != 0
-    received = np.flatnonzero((spans["kind"] == Kind.RECV) & (partner != NO_PARTNER) & ~inferred)
-    return message_bounds(spans["post_ns"][partner[received]], spans["end_ns"][received])

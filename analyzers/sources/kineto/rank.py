@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _INFERRED, _DEVICE, _NEVER_WAITED = int(Flag.INFERRED), int(Flag.DEVICE), int(Flag.NEVER_WAITED)
+_HOST_IN_NAME = re.compile(r"(.{1,200})_(\d{1,10})\.\d{10,20}\.pt\.trace\.json(?:\.gz)?")
+"""How torch.profiler.tensorboard_trace_handler names a file: host, process, time."""
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -99,7 +101,7 @@ def _read_part(path: Path, part: Part, events: Events, launches: Callable[[], Ev
         ops = _on_host(events, labels, messages)
     rank = part.rank if part.name else _rank_of(path, events.facts)
     name = f"{path.name} ({part.name})" if part.name else path.name
-    record = RankRecord(name, rank, np.zeros(0, SPAN_DTYPE), [], sums_of(events), _facts(events), warnings)
+    record = RankRecord(name, rank, np.zeros(0, SPAN_DTYPE), [], sums_of(events), _facts(path, part, events), warnings)
     if any(op.label.kind in PIPELINE_KINDS for op in ops):
         _number_and_place(record, ops, messages, _marks(events, ops))
     return record
@@ -170,18 +172,29 @@ def _rank_of(path: Path, facts: dict[str, Any]) -> int | None:
     return None if rank == NONE else rank
 
 
-def _facts(events: Events) -> dict[str, Any]:
+def _facts(path: Path, part: Part, events: Events) -> dict[str, Any]:
     """What the header says of the job, in bounded size."""
     told = events.facts.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
-    groups = told.get("pg_config")
+    groups, devices = told.get("pg_config"), events.facts.get("deviceProperties")
     facts = {
         "world_size": whole(told.get("world_size")),
         "backend": str(told.get("backend", ""))[:80],
-        "host": str(events.facts.get("host_name", ""))[:200],
+        "host": _host(path, events),
+        "devices": len(devices) if isinstance(devices, list) and not part.name else NONE,
         "pg_config": [group for group in groups if isinstance(group, dict)][:4096] if isinstance(groups, list) else [],
     }
     return {name: value for name, value in facts.items() if value not in (NONE, "", [])}
+
+
+def _host(path: Path, events: Events) -> str:
+    """The host's name: of the header, else of the file's name where that has the process's id too."""
+    for name in ("host_name", "hostname"):
+        if isinstance(told := events.facts.get(name), str) and told:
+            return told[:200]
+    found = _HOST_IN_NAME.fullmatch(path.name)
+    labelled = {events.threads[int(thread)][0] for thread in np.unique(events.thread[events.of(Category.LABEL)])}
+    return found[1] if found and {str(pid) for pid in labelled} == {found[2]} else ""
 
 
 @dataclass(slots=True)

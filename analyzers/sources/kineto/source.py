@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers.clock import message_bounds
-from ppdiag.analyzers.messages import MISSING, match
+from ppdiag.analyzers.sources.host_clocks import agree
 from ppdiag.analyzers.sources.kineto import neighbours
 from ppdiag.analyzers.sources.kineto.blocks import head
 from ppdiag.analyzers.sources.kineto.workers import read_ranks
 from ppdiag.analyzers.sources.sorting import some
 from ppdiag.analyzers.validation import plausible
 from ppdiag.errors import BadRecord, NoPipelineFound
-from ppdiag.model import PIPELINE_KINDS, Kind
+from ppdiag.model import PIPELINE_KINDS
 from ppdiag.trace import JobFacts, ProcessGroup, RankFacts, Trace, sorted_spans
 
 if TYPE_CHECKING:
@@ -123,9 +122,6 @@ def _trace(records: dict[int, RankRecord], *, source: str, warnings: list[str]) 
     for rank, record in records.items():
         warnings += [f"rank {rank}: {text}" for text in record.warnings]
     warnings += _missing(records)
-    hosts = sorted({record.facts["host"] for record in records.values() if "host" in record.facts})
-    if len(hosts) > 1:
-        warnings.append(f"the clocks of {len(hosts)} hosts are taken as they are ({_some(hosts)}): none were compared")
     spans, groups = _joined(records)
     if not np.isin(spans["kind"], PIPELINE_KINDS).any():
         raise NoPipelineFound(_without_pipeline(records, source, warnings))
@@ -135,12 +131,15 @@ def _trace(records: dict[int, RankRecord], *, source: str, warnings: list[str]) 
         warnings.append(f"{int((~kept).sum())} ops and messages with impossible values were left out")
     spans = sorted_spans(spans[kept])
     neighbours.number_messages(spans)
+    hosts, assumed = _hosts(records)
+    clocks = agree(spans, hosts)
+    warnings += [f"{clocks}{assumed}"] if len(clocks.shift_ns) > 1 else []
     return Trace(
         spans=spans,
         job=JobFacts(source=source, world_size=_world_size(records), framework=_framework(spans)),
-        ranks={rank: _rank_facts(rank, record) for rank, record in records.items()},
+        ranks={rank: _rank_facts(rank, record, hosts[rank]) for rank, record in records.items()},
         groups=groups,
-        clock_error_s=_clock_error(spans),
+        clock_error_s=clocks.error_s,
         warnings=tuple(warnings),
     )
 
@@ -182,9 +181,23 @@ def _missing(records: dict[int, RankRecord]) -> list[str]:
     return [f"{len(missing)} of {size} ranks left no trace here (rank {_some(map(str, missing))})"]
 
 
-def _rank_facts(rank: int, record: RankRecord) -> RankFacts:
-    host = record.facts.get("host", "")
-    facts = {name: value for name, value in record.facts.items() if name != "pg_config"}
+def _hosts(records: dict[int, RankRecord]) -> tuple[dict[int, str], str]:
+    """Each rank's host, and what was assumed of it: where no file names one, ranks fill the devices of each in turn."""
+    named = {rank: str(record.facts.get("host", "")) for rank, record in records.items()}
+    devices = max(int(record.facts.get("devices", 1)) for record in records.values())
+    if any(named.values()):
+        return {rank: host or "unnamed" for rank, host in named.items()}, ""
+    if not 1 < devices < len(records):
+        return named, ""
+    hosts = {}
+    for rank in records:
+        first = rank - rank % devices
+        hosts[rank] = f"that of ranks {first} to {first + devices - 1}"
+    return hosts, f" (no file names its host; each has {devices} devices, so that so many ranks are taken for one host)"
+
+
+def _rank_facts(rank: int, record: RankRecord, host: str) -> RankFacts:
+    facts = {name: value for name, value in record.facts.items() if name not in ("pg_config", "devices")}
     return RankFacts(rank, host=host, clock=host, facts={**facts, "sums": record.sums})
 
 
@@ -199,10 +212,3 @@ def _without_pipeline(records: dict[int, RankRecord], source: str, warnings: Seq
         *warnings[:MOST_SAID],
     ]
     return "; ".join(said)
-
-
-def _clock_error(spans: np.ndarray) -> float:
-    """How far a receive ends before its send began, at worst: hosts have clocks of their own."""
-    partner = match(Trace(spans)).partner
-    received = np.flatnonzero((spans["kind"] == Kind.RECV) & (partner != MISSING))
-    return message_bounds(spans["post_ns"][partner[received]], spans["end_ns"][received])
