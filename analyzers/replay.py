@@ -7,7 +7,11 @@ by level (a max-plus recurrence).
 Where a step begins on a rank depends on how the step before ended there, so that the walk is repeated with the ends of
 each step as the start of the next until the starts settle: what a world does to one step reaches the next. Only those
 worlds and steps are walked again in which a moved start binds a join; in most, ranks start long before their first
-message comes.
+message comes. Steps that follow each other are taken to begin again after their last. Their mean length is then the
+cycle time of a max-plus recurrence, which no shorter duration can raise: so no world's mean step is longer than that of
+a world that keeps more.
+
+Source: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity" (1992), chapter 3, for the cycle time.
 
 Shape letters: R ranks, N events, J joins, E edges (S of them from a rank's start), K steps, W worlds, L links, F rows
 of times.
@@ -79,14 +83,17 @@ def replay(graph: Graph, worlds: Sequence[World], *, keep_joins: bool = False) -
         return _joined([replay(graph, part, keep_joins=keep_joins) for part in parts])
     walk = Walk(graph, worlds, keep_joins=keep_joins)
     walk.again(walk.start_RWK, np.ones(walk.start_RWK.shape[1:], bool))
+    before_K = _before(graph.steps_K)
     for _ in range(MOST_PASSES - 1):
-        start_RWK = _next_starts(graph, walk.end_RWK, walk.duration_WK)
+        start_RWK, _ = _next_starts(walk, before_K)
         bound_WK = walk.bound_by(start_RWK)
         if not bound_WK.any():
             walk.start_at(start_RWK)
             break
         walk.again(start_RWK, bound_WK)
-    return Replay(walk.duration_WK, walk.join_JWK)
+    duration_WK = walk.duration_WK
+    duration_WK[:, before_K] += _next_starts(walk, before_K)[1]
+    return Replay(duration_WK, walk.join_JWK)
 
 
 def _joined(parts: Sequence[Replay]) -> Replay:
@@ -97,20 +104,31 @@ def _joined(parts: Sequence[Replay]) -> Replay:
     return Replay(np.concatenate(durations), kept)
 
 
-def _next_starts(graph: Graph, end_RWK: np.ndarray, duration_WK: np.ndarray) -> np.ndarray:
-    """When each rank starts each step, from how the step before ended in that world.
+def _before(steps_K: np.ndarray) -> np.ndarray:
+    """Index of the step before each: that of the number before, else the last of those that follow this one.
 
-    The measured starts are shifted by as much as the world's ends differ from those of the world that keeps all; a step
-    whose predecessor is not among the steps is taken to follow itself.
+    >>> _before(np.array([3, 4, 5, 9])).tolist()
+    [2, 0, 1, 3]
     """
-    ahead_RWK = end_RWK - duration_WK
+    first = np.flatnonzero(np.diff(steps_K, prepend=steps_K[0] - 2) != 1)
+    before = np.arange(-1, len(steps_K) - 1)
+    before[first] = np.append(first[1:], len(steps_K)) - 1
+    return before
+
+
+def _next_starts(walk: Walk, before_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """When each rank starts each step, from how the step before ended in that world; and how much longer that one was.
+
+    The measured starts are shifted by as much as the world's ends differ from those of the world that keeps all. Where
+    one of several sources was measured to start later than its end says, another may be the first: the step before then
+    lasts until that one starts (W x K).
+    """
+    graph = walk.graph
+    ahead_RWK = walk.end_RWK - walk.duration_WK
     shift_RWK = ahead_RWK - ahead_RWK[:, :1]
-    before = np.searchsorted(graph.steps_K, graph.steps_K - 1)
-    follows = graph.steps_K[np.minimum(before, len(graph.steps_K) - 1)] == graph.steps_K - 1
-    origin = np.where(follows, before, np.arange(len(graph.steps_K)))
-    starts = graph.start_RK[:, None, :] + shift_RWK[:, :, origin]
+    starts = graph.start_RK[:, None, :] + shift_RWK[:, :, before_K]
     zero_WK = starts[graph.sources].min(axis=0) - graph.start_RK[graph.sources].min(axis=0)
-    return starts - zero_WK
+    return starts - zero_WK, zero_WK
 
 
 class Walk:
