@@ -207,7 +207,7 @@ class LinkResult:
     direction: str
     """forward (activations) or backward (gradients)."""
     bytes: int
-    """Median bytes of one message."""
+    """Median bytes of one message; 0 where the recording does not say them."""
     transfer_s: float
     """Median time of one transfer: end - max(post of send, post of receive)."""
     bandwidth_bytes_per_s: float | None

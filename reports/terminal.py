@@ -340,7 +340,7 @@ def _links(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
         cells = (
             f"{link.src_stage} to {link.dst_stage}",
             {"forward": "activations", "backward": "gradients"}.get(link.direction, link.direction),
-            size(link.bytes),
+            size(link.bytes) if link.bytes else "-",
             duration(link.transfer_s),
             f"{size(bandwidth)}/s" if bandwidth is not None else "-",
             link.transport or "-",

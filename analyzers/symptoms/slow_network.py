@@ -47,7 +47,8 @@ def find(evidence: Evidence) -> Symptom | None:
 def _slowest_links(evidence: Evidence) -> list[str]:
     links = sorted(evidence.diagnosis.links, key=lambda link: -link.transfer_s)[:2]
     return [
-        f"stage {link.src_stage} to {link.dst_stage}: {link.bytes} bytes in {link.transfer_s * 1e3:.2f} ms"
+        f"stage {link.src_stage} to {link.dst_stage}: {f'{link.bytes} bytes' if link.bytes else 'a message'} in "
+        f"{link.transfer_s * 1e3:.2f} ms"
         + (f" ({link.bandwidth_bytes_per_s / 1e6:.1f} MB/s)" if link.bandwidth_bytes_per_s else "")
         for link in links
         if link.transfer_s > 0

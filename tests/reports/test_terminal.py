@@ -119,6 +119,12 @@ def test_links_are_shown_only_where_communication_matters() -> None:
     assert "Links between stages" not in rendered(make_diagnosis())
 
 
+def test_a_size_that_was_not_recorded_is_no_zero() -> None:
+    diagnosis = make_slow_link()
+    links = tuple(replace(link, bytes=0, bandwidth_bytes_per_s=None) for link in diagnosis.links)
+    assert "0 B" not in rendered(replace(diagnosis, links=links))
+
+
 def test_numbers_that_are_not_known_are_dashes() -> None:
     diagnosis = make_diagnosis()
     stage = replace(diagnosis.stages[0], forward_s=float("nan"), busy_fraction=float("nan"))

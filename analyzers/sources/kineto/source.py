@@ -13,7 +13,7 @@ from ppdiag.analyzers.sources.kineto.workers import read_ranks
 from ppdiag.analyzers.sources.sorting import some
 from ppdiag.analyzers.validation import plausible
 from ppdiag.errors import BadRecord, NoPipelineFound
-from ppdiag.model import PIPELINE_KINDS
+from ppdiag.model import PIPELINE_KINDS, Kind
 from ppdiag.trace import JobFacts, ProcessGroup, RankFacts, Trace, sorted_spans
 
 if TYPE_CHECKING:
@@ -126,6 +126,9 @@ def _trace(records: dict[int, RankRecord], *, source: str, warnings: list[str]) 
     if not np.isin(spans["kind"], PIPELINE_KINDS).any():
         raise NoPipelineFound(_without_pipeline(records, source, warnings))
     warnings += neighbours.fill_peers(spans)
+    sizes = spans["size_bytes"][np.isin(spans["kind"], (Kind.SEND, Kind.RECV))]
+    if len(sizes) and not sizes.any():
+        warnings.append("messages do not say their bytes (record_shapes=True of torch.profiler would)")
     kept = plausible(spans)
     if not kept.all():
         warnings.append(f"{int((~kept).sum())} ops and messages with impossible values were left out")

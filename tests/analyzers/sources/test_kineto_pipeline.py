@@ -98,6 +98,13 @@ def test_peers_that_were_not_recorded_are_said_to_be_assumed():
     assert not any("messages do not say their peers" in warning for warning in trace_of("ZBVZeroBubble").warnings)
 
 
+def test_bytes_that_were_not_recorded_are_said_to_be_unknown():
+    said = "messages do not say their bytes (record_shapes=True of torch.profiler would)"
+    assert said in trace_of("ZBVZeroBubble").warnings
+    symptoms = diagnose(trace_of("ZBVZeroBubble")).symptoms
+    assert not any(" 0 bytes" in line for symptom in symptoms for line in symptom.evidence)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
