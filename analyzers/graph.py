@@ -60,7 +60,7 @@ class Graph:
         level_starts: bounds of the levels in the edges.
         excess_EK: the part of ``transfer_EK`` that is no transfer where the message is a source's guess: a wait whose
             cause the recording does not tell, over the link's usual time. None where there is no such message.
-        host_parts: of ``host_NK`` what has a known cause: gc, data, launch (N x K each); those that occur.
+        host_parts: of ``host_NK`` what has a known cause (see ``measured_times``; N x K each); those that occur.
     """
 
     steps_K: np.ndarray

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RETURNED_AT_ONCE = 0.01
 """A wait shorter than this share of the median op did not block: it is the cost of the call (tens of us on a busy
 machine, where ops take milliseconds)."""
-CAUSES = {"gc": HostCause.GC, "data": HostCause.DATA}
+CAUSES = {"gc": HostCause.GC, "data": HostCause.DATA, "synchronising": HostCause.SYNCHRONISING}
 """Host time whose cause the record names."""
 LAUNCH = "launch"
 """The rest of the time before an op of a device: its host launched it late."""
@@ -127,10 +127,21 @@ def _next_begin_RK(program: Program, layout: Layout) -> np.ndarray:
     return following
 
 
+def _named_spans(spans: np.ndarray) -> np.ndarray:
+    """The host spans that name a cause of ``CAUSES``.
+
+    A synchronising call costs what comes after it: it returns when the device has nothing left to do, and without it
+    the next launch would have come earlier by its length. So it reaches that much further here.
+    """
+    named = spans[(spans["kind"] == Kind.HOST) & np.isin(spans["op"], list(CAUSES.values()))].copy()
+    synchronising = named["op"] == HostCause.SYNCHRONISING
+    named["end_ns"][synchronising] += (named["end_ns"] - named["start_ns"])[synchronising]
+    return named
+
+
 def _named_parts(program: Program, layout: Layout, before_NK: np.ndarray, host_NK: np.ndarray) -> dict[str, np.ndarray]:
     """What of the host time lies in spans that name a cause; where two are nested, the first of ``CAUSES`` has it."""
-    spans = program.trace.spans
-    named = spans[(spans["kind"] == Kind.HOST) & np.isin(spans["op"], list(CAUSES.values()))]
+    named = _named_spans(program.trace.spans)
     slices = rank_slices(named["rank"]) if len(named) else {}
     found: dict[str, np.ndarray] = {}
     for r, rank in enumerate(layout.ranks_R.tolist()):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FACTORS = (Cause.HOST, Cause.COMMUNICATION, Cause.IMBALANCE)
 PYTHON = "python"
-HOST = (PYTHON, "data", "gc", "launch")
+HOST = (PYTHON, "data", "gc", "launch", "synchronising")
 """Causes of host time; the first is what no other takes."""
 CHOICES = tuple(product((True, False), repeat=len(FACTORS)))
 """Which factors each of the eight worlds keeps; the first keeps all, the last none."""
@@ -45,7 +45,7 @@ class Shares:
         none_K: step times of the world that keeps nothing.
         without_K: for each factor, step times of the world that takes only it away.
         equalised_K: step times with only stages, only microbatches, or only twin ranks made equal.
-        prompt_K: step times without the host time of one cause: gc, data, launch, or python, which is all the rest.
+        prompt_K: step times without the host time of one cause of ``HOST``; python is all the rest.
     """
 
     duration_K: np.ndarray

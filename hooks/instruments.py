@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.hooks import guard, memory, nvml, nvtx
+from ppdiag.hooks import guard, host_causes, memory, nvml, nvtx
 from ppdiag.hooks.device import WAITS, Clock, CudaEvents, DeviceClock, HostClock, HostSpan
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import KIND_AT, RECORDER
@@ -152,6 +152,8 @@ def _instruments() -> Instruments | None:
             RECORDER.fact("device_memory_bytes", total_bytes)
         nvml.start(_say_awake, cuda)
     _hold_queries_in_captures(cuda, _clocks[0])
+    if not guard.has_failed(host_causes.PROBE):
+        host_causes.install_synchronising()
     return Instruments(_clocks[0], nvtx.open_ranges(), memory.Memory.of_cuda(cuda, RECORDER.lines.append))
 
 

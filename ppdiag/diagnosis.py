@@ -143,11 +143,13 @@ class HostSplit:
     """Host time (a fraction of step time) by its cause; the parts sum to ``why.host`` of the job."""
 
     python: float = 0.0
-    """Whatever no other part takes: Python itself, and synchronising calls, which the record does not tell from it."""
+    """Whatever no other part takes: Python itself, and waits for the device that C++ hides (``.item()``)."""
     data: float = 0.0
     gc: float = 0.0
     launch: float = 0.0
     """The host launched an op of the device late."""
+    synchronising: float = 0.0
+    """It did so since a call had made it wait for its device (``torch.cuda.synchronize``; of a stream or an event)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class HostCause(IntEnum):
     OTHER = 0
     GC = 1
     DATA = 2
+    SYNCHRONISING = 3
+    """A call in which the host waits until its device is done."""
 
 
 class Payload(IntEnum):

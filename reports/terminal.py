@@ -252,9 +252,10 @@ def _imbalance(diagnosis: Diagnosis) -> str:
 def _host(diagnosis: Diagnosis) -> str:
     split = diagnosis.host
     parts = (
-        ("Python and synchronising calls", split.python),
+        ("Python", split.python),
         ("waiting for data", split.data),
         ("garbage collection", split.gc),
+        ("synchronising calls", split.synchronising),
         ("late launches", split.launch),
     )
     return ", ".join(f"{name} {percent(share)}" for name, share in parts if share >= SHOWN)

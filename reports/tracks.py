@@ -42,6 +42,7 @@ OTHERS: dict[tuple[int, int], str] = {
     (Kind.HOST, HostCause.OTHER): "host",
     (Kind.HOST, HostCause.GC): "garbage collection",
     (Kind.HOST, HostCause.DATA): "waits for data",
+    (Kind.HOST, HostCause.SYNCHRONISING): "synchronising call",
     **{(kind, 0): kind.name.lower() for kind in (Kind.OPTIMIZER, Kind.SCHEDULE, Kind.INIT)},
 }
 """By kind and op; an op that is not here is called as the kind's op 0."""

@@ -44,18 +44,18 @@ def with_pauses(trace, *pauses):
 def test_without_known_causes_all_host_time_is_pythons():
     found = diagnose(stalled())
     assert found.why.host == pytest.approx(5 / 66)
-    assert astuple(found.host) == pytest.approx((5 / 66, 0, 0, 0))
+    assert astuple(found.host) == pytest.approx((5 / 66, 0, 0, 0, 0))
 
 
 def test_pauses_take_their_part_of_the_gap_in_which_they_lie():
     # 3 of the 5 are garbage collection; what it does inside the op after the gap (1 ms of its last 4) is no idle time
     found = diagnose(with_pauses(stalled(), (HostCause.GC, 0, 2), (HostCause.GC, 4, 2)))
-    assert astuple(found.host) == pytest.approx((2 / 66, 0, 3 / 66, 0))
+    assert astuple(found.host) == pytest.approx((2 / 66, 0, 3 / 66, 0, 0))
 
 
 def test_a_collection_while_data_are_waited_for_counts_once():
     found = diagnose(with_pauses(stalled(), (HostCause.DATA, 0, 4), (HostCause.GC, 1, 1)))
-    assert astuple(found.host) == pytest.approx((1 / 66, 3 / 66, 1 / 66, 0))
+    assert astuple(found.host) == pytest.approx((1 / 66, 3 / 66, 1 / 66, 0, 0))
 
 
 def test_a_pause_beside_a_wait_costs_nothing():
@@ -67,17 +67,28 @@ def test_a_pause_beside_a_wait_costs_nothing():
         for w in waits
     ]
     found = diagnose(replace(trace, spans=sorted_spans(np.concatenate([spans, spans_of(rows)]))))
-    assert astuple(found.host) == pytest.approx((5 / 66, 0, 0, 0))
+    assert astuple(found.host) == pytest.approx((5 / 66, 0, 0, 0, 0))
 
 
-def test_an_op_that_a_host_launched_late_on_its_device_is_a_late_launch():
-    trace = stalled()
+def launched_late(trace):
+    """The trace as one of a device, on which every op begins when it is launched."""
     spans = trace.spans.copy()
     compute = np.isin(spans["kind"], (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER))
     spans["flags"][compute] |= np.uint16(Flag.DEVICE)
     spans["launch_ns"] = spans["start_ns"]
-    found = diagnose(replace(trace, spans=spans))
-    assert astuple(found.host) == pytest.approx((0, 0, 0, 5 / 66))
+    return replace(trace, spans=spans)
+
+
+def test_an_op_that_a_host_launched_late_on_its_device_is_a_late_launch():
+    found = diagnose(launched_late(stalled()))
+    assert astuple(found.host) == pytest.approx((0, 0, 0, 5 / 66, 0))
+
+
+@pytest.mark.parametrize(("waited_ms", "part_ms"), [(2, 2), (8, 5)])
+def test_a_synchronising_call_takes_its_time_of_the_gap_that_follows_it(waited_ms, part_ms):
+    # It returns as the device ends its forward. The next launch comes 5 later; without the call, ``waited_ms`` sooner.
+    trace = with_pauses(launched_late(stalled()), (HostCause.SYNCHRONISING, -waited_ms, waited_ms))
+    assert astuple(diagnose(trace).host) == pytest.approx((0, 0, 0, (5 - part_ms) / 66, part_ms / 66))
 
 
 def test_each_step_has_a_diagnosis_of_its_own():

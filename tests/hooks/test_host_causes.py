@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -55,7 +57,7 @@ def test_a_long_collection_is_a_span_and_short_ones_are_not(
     longest = max(found, key=lambda span: span[1] - span[0])
     assert begin <= longest[0] < longest[1] <= end
     assert longest[1] - longest[0] > 0.5 * (end - begin)
-    monkeypatch.setattr(host_causes, "SHORTEST_GC_NS", 10**12)
+    monkeypatch.setattr(host_causes, "SHORTEST_NS", 10**12)
     spans.clear()
     gc.collect()
     assert of(spans, HostCause.GC) == []
@@ -90,11 +92,67 @@ def test_a_loader_that_fails_fails_as_without_us(spans: list[tuple[int, ...]]) -
     assert guard._faults == []
 
 
+class FakeEvent:
+    """``torch.cuda.Event``: one method that is Python's."""
+
+    def synchronize(self) -> str:
+        time.sleep(0.005)
+        return "done"
+
+
+@pytest.fixture
+def device(spans: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ARG001  (it must come first)
+    """The modules of a torch that has a device, with the calls that wait for it patched."""
+
+    def cuda_synchronize(seconds: float = 0.0) -> float:
+        if seconds:
+            time.sleep(seconds)
+        if seconds > 1:
+            raise RuntimeError("of the device")
+        return seconds
+
+    torch_c, streams = SimpleNamespace(_cuda_synchronize=cuda_synchronize), SimpleNamespace(Event=FakeEvent)
+    monkeypatch.setitem(sys.modules, "torch._C", torch_c)
+    monkeypatch.setitem(sys.modules, "torch.cuda.streams", streams)
+    host_causes.install_synchronising()
+    return torch_c
+
+
+def test_a_call_that_waits_for_the_device_is_a_span_and_one_that_does_not_is_none(
+    spans: list[tuple[int, ...]], device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_causes, "SHORTEST_NS", 4 * MS)  # a busy machine may stop us for longer than 0.1 ms
+    assert device._cuda_synchronize(seconds=0.02) == 0.02
+    assert FakeEvent().synchronize() == "done"
+    device._cuda_synchronize()
+    first, second = of(spans, HostCause.SYNCHRONISING)
+    assert first[1] - first[0] >= 20 * MS
+    assert second[1] - second[0] >= 5 * MS
+
+
+def test_a_call_that_fails_on_the_device_fails_as_without_us(
+    spans: list[tuple[int, ...]], device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(host_causes, "SHORTEST_NS", 0)
+    with pytest.raises(RuntimeError, match="of the device"):
+        device._cuda_synchronize(2.0)
+    assert len(of(spans, HostCause.SYNCHRONISING)) == 1
+    assert guard._faults == []
+
+
+def test_calls_that_wait_for_the_device_are_put_back_as_they_were(device: Any) -> None:
+    patched, own = device._cuda_synchronize, vars(FakeEvent)["synchronize"]
+    host_causes.uninstall()
+    assert device._cuda_synchronize is patched.__wrapped__
+    assert FakeEvent.synchronize is own.__wrapped__
+
+
 def test_asleep_nothing_is_recorded(spans: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import DataLoader
 
     monkeypatch.setattr(RECORDER, "active", False)
-    monkeypatch.setattr(host_causes, "SHORTEST_GC_NS", 0)
+    monkeypatch.setattr(host_causes, "SHORTEST_NS", 0)
     gc.collect()
     assert [int(batch) for batch in DataLoader([5], batch_size=1)] == [5]
     assert spans == []

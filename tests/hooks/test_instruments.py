@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ppdiag.hooks import guard, instruments, memory, nvml, nvtx
+from ppdiag.hooks import guard, host_causes, instruments, memory, nvml, nvtx
 from ppdiag.hooks.device import DeviceClock, HostClock, HostSpan
 from ppdiag.hooks.instruments import Instruments
 from ppdiag.hooks.recorder import RECORDER, compute_tail
@@ -63,6 +63,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """A job that uses CUDA, its recorder awake; all put back afterwards."""
     fake = FakeCuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake, _C=SimpleNamespace()))
+    monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace(_cuda_synchronize=lambda: None))
+    monkeypatch.setitem(sys.modules, "torch.cuda.streams", SimpleNamespace())
     monkeypatch.setattr(nvml, "start", lambda say, cuda: None)  # noqa: ARG005
     monkeypatch.setattr(instruments, "_clocks", [])
     monkeypatch.setattr(instruments, "_said", {})
@@ -72,6 +74,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     RECORDER.spans.clear()
     yield fake
     instruments.uninstall()
+    host_causes.uninstall()
     assert [[*functions] for functions in listeners] == before
     RECORDER.spans.clear()
     RECORDER.lines.clear()
@@ -80,11 +83,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 def test_a_job_without_a_device_has_no_instruments(cuda: FakeCuda) -> None:
     cuda.is_initialized = lambda: False
+    owner = sys.modules["torch._C"]
+    before = owner._cuda_synchronize
     instruments.install()
     assert RECORDER.instruments is None
+    assert owner._cuda_synchronize is before
     cuda.is_initialized = lambda: True
     instruments.look()  # the next step
     assert RECORDER.instruments is not None
+    assert owner._cuda_synchronize is not before
 
 
 def test_asleep_nothing_is_looked_for(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,8 +106,8 @@ def test_a_thousand_ranks_fit(width):
 
 
 def test_host_time_is_split_where_its_causes_are_known():
-    found = diagnosis(why=Why(host=0.3), host=HostSplit(python=0.2, gc=0.1))
-    assert "host: Python and synchronising calls 20.0 %, garbage collection 10.0 %" in " ".join(
+    found = diagnosis(why=Why(host=0.3), host=HostSplit(python=0.2, gc=0.06, synchronising=0.04))
+    assert "host: Python 20.0 %, garbage collection 6.0 %, synchronising calls 4.0 %" in " ".join(
         in_terminal(found).split()
     )
 
