@@ -307,9 +307,10 @@ def _no_ops(ranks: dict[int, Process], source: str) -> str:
     for rank, process in sorted(ranks.items())[:LISTED]:
         busy, communicated, total = process.kernels.busy_s()
         idle = max(0.0, total - busy - communicated)
+        nccl = f"NCCL alone {communicated:.3f} s" if process.kernels.communicates.any() else "no kernel of NCCL"
         rows.append(
-            f"rank {rank}: {len(process.kernels.start_ns)} kernels in {total:.3f} s, compute {busy:.3f} s, NCCL alone "
-            f"{communicated:.3f} s, idle {idle:.3f} s"
+            f"rank {rank}: {len(process.kernels.start_ns)} kernels in {total:.3f} s, compute {busy:.6f} s, {nccl}, "
+            f"idle {idle:.3f} s"
         )
     return (
         f"{source}: no NVTX range names a forward or backward of a pipeline (ppdiag run writes such ranges), and no"

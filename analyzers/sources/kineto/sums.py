@@ -43,14 +43,30 @@ class Sums:
     def __str__(self) -> str:
         """In words.
 
+        What is not in the trace is said to be missing, and no 0.
+
         >>> str(Sums(True, 10**9, 5 * 10**8, 0, 2 * 10**8, 10**8, 4 * 10**8, 3, 1, 0))
         '1000.000 ms: computing 500.000 ms, communicating 200.000 ms (100.000 ms of it alone), idle 400.000 ms'
+        >>> str(Sums(True, 10**9, 5 * 10**8, 0, 0, 0, 5 * 10**8, 2, 0, 0))
+        '1000.000 ms: computing 500.000 ms, no kernel of NCCL or RCCL, idle 500.000 ms'
         """
-        window, compute, communication, exposed, idle = (
+        window, compute, copy, communication, exposed, idle = (
             f"{ns / 1e6:.3f} ms"
-            for ns in (self.window_ns, self.compute_ns, self.communication_ns, self.exposed_ns, self.idle_ns)
+            for ns in (
+                self.window_ns,
+                self.compute_ns,
+                self.copy_ns,
+                self.communication_ns,
+                self.exposed_ns,
+                self.idle_ns,
+            )
         )
-        return f"{window}: computing {compute}, communicating {communication} ({exposed} of it alone), idle {idle}"
+        computing = f"computing {compute}" if self.compute_ns else "nothing that computes"
+        copying = f", copying {copy}" if self.copy_ns else ""
+        communicating = f"communicating {communication} ({exposed} of it alone)"
+        if not self.communication_ns:
+            communicating = "no kernel of NCCL or RCCL" if self.on_device else "no message of gloo, MPI or UCC"
+        return f"{window}: {computing}{copying}, {communicating}, idle {idle}"
 
 
 def sums_of(events: Events) -> Sums:

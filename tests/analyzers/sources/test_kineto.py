@@ -177,3 +177,11 @@ def test_files_read_in_processes_give_the_same(monkeypatch, tmp_path):
     assert all((one.spans == other.spans).all() for one, other in zip(alone, together, strict=True))
     assert [str(failure) for failure in same_failures] == [str(failure) for failure in failures]
     assert len(failures) == 1
+
+
+def test_what_a_trace_does_not_hold_is_no_zero():
+    file = DATA / "hta_ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz"
+    assert not [event for event in complete(file, *KERNELS) if "nccl" in event["name"].lower()]
+    assert "no kernel of NCCL or RCCL" in str(read_rank(file).sums)
+    alone = DATA / "hta_large_integer_trace_rank-70.Mar_25_20_48_12.2861.pt.trace.json.gz"
+    assert "nothing that computes, communicating 0.050 ms" in str(read_rank(alone).sums)
