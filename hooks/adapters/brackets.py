@@ -7,6 +7,7 @@ off, says so once, and the universal layer records the job as it does any other.
 from __future__ import annotations
 
 import functools
+import inspect
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,19 @@ from ppdiag.hooks import guard
 from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import RECORDER, Tail, known_thread, thread_state, with_flag
-from ppdiag.model import NONE, Flag
+from ppdiag.model import NONE, Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ppdiag.hooks.instruments import Instruments
+
+Label = tuple[int, int, int, int, int]
+"""(microbatch, stage, chunk, payload, flags), as in ``process_group.labels``."""
 NO_LABEL = (NONE, NONE, NONE)
+"""Microbatch, stage and chunk of what has none."""
+_SCHEDULE, _FAILED = int(Kind.SCHEDULE), int(Flag.FAILED)
+"""Plain ints: arithmetic on enums takes ten times as long."""
 
 
 class Wrappers:
@@ -67,49 +75,99 @@ class Wrappers:
         self._patches.restore()
 
 
-def begin(kind: int, label: tuple[int, int, int], flags: int = 0) -> Tail:
-    """Tail of a bracket that begins now; ``label`` is (microbatch, stage, chunk).
+def with_parameters_of(original: Any, function: Callable[..., Any], *names: str) -> Any:
+    """A function with the parameters of another, for a wrapper of it.
 
-    Kinds and flags are plain ints here: arithmetic on enums takes ten times as long.
+    To take and pass on ``**kwargs`` takes as long as all the rest of a wrapper, and parameters differ between versions:
+    so this is a ``lambda`` that is made for them.
+
+    Args:
+        original: what is to be wrapped.
+        function: called with the arguments of these names, then with a tuple of all.
+        names: of the parameters that the wrapper looks at.
+
+    Returns:
+        None where the original has not all of these, or others than plain ones (``*args``, keyword-only).
+    """
+    try:
+        parameters = inspect.signature(original, follow_wrapped=False).parameters
+    except (TypeError, ValueError):  # no function of Python
+        return None
+    plain = all(each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for each in parameters.values())
+    if not plain or not parameters.keys() >= set(names):
+        return None
+    defaults = {name: each.default for name, each in parameters.items() if each.default is not inspect.Parameter.empty}
+    declared = ", ".join(f"{name}=_defaults[{name!r}]" if name in defaults else name for name in parameters)
+    source = f"lambda {declared}: _function({', '.join(names)}, ({', '.join(parameters)},))"
+    return eval(source, {"_function": function, "_defaults": defaults})  # noqa: S307  (all of it are identifiers)
+
+
+def run(  # noqa: PLR0917  (keywords take time)
+    probe: str,
+    kind: int,
+    label: Label,
+    original: Any,
+    args: Sequence[Any],
+    kwargs: Any = None,
+    also: tuple[Tail, ...] = (),
+) -> Any:
+    """Call a function that is one op; the universal layer infers nothing in it.
+
+    Args:
+        probe: the adapter's.
+        kind: of the op.
+        label: its microbatch, stage, chunk and flags; a payload is not looked at.
+        original: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        also: tails of further ops that the framework runs in the same call.
     """
     recorder, state = RECORDER, known_thread() or thread_state()
-    if recorder.step_ended:
-        recorder.begin_step()
-    (microbatch, stage, chunk), thread, flags = label, state.number, flags | state.flags
-    step, start_ns = recorder.step, perf_counter_ns()
-    return (start_ns, 0, step, NONE, NONE, 0, microbatch, stage, chunk, NONE, thread, flags, kind, 0)
-
-
-def run(tails: Sequence[Tail], original: Any, args: Sequence[Any], kwargs: Any) -> Any:
-    """Call a function that is one op, or several that the framework runs in one; the universal layer infers nothing."""
-    recorder, state, first = RECORDER, known_thread() or thread_state(), tails[0]
-    instruments = recorder.instruments
-    mark = None if instruments is None else instruments.begin(first)
-    state.named += 1
-    recorder.inside_start_ns, recorder.inside = first[0], first
     try:
-        result = original(*args, **kwargs)
-    except BaseException:
-        tails = tuple(with_flag(tail, Flag.FAILED) for tail in tails)
-        raise
+        microbatch, stage, chunk, _, flags = label
+        if recorder.step_ended:
+            recorder.begin_step()
+        step, thread, flags = recorder.step, state.number, flags | state.flags
+        start_ns = perf_counter_ns()
+        tail = (start_ns, 0, step, NONE, NONE, 0, microbatch, stage, chunk, NONE, thread, flags, kind, 0)
+        instruments = recorder.instruments
+        mark = None if instruments is None else instruments.begin(tail)
+        recorder.inside_start_ns, recorder.inside = start_ns, tail
+    except Exception as error:
+        guard.failed(probe, error)
+        return original(*args, **(kwargs or {}))
+    state.named += 1
+    flag = _FAILED
+    try:
+        result = original(*args, **kwargs) if kwargs else original(*args)
+        flag = 0
     finally:
         end_ns = perf_counter_ns()
         state.named -= 1
         recorder.inside = None
         try:
-            if instruments is not None:
-                instruments.end(mark, HostSpan(first[0], end_ns, tuple(tails)))
+            if instruments is None and not also and not flag:
+                recorder.append((start_ns, end_ns, tail))
             else:
-                for tail in tails:
-                    recorder.append((tail[0], end_ns, tail))
+                _record(HostSpan(start_ns, end_ns, (tail, *also)), flag, instruments, mark)
         except Exception as error:
-            guard.failed("brackets", error)
+            guard.failed(probe, error)
     return result
 
 
-def run_schedule(tail: Tail, original: Any, args: Sequence[Any], kwargs: Any) -> Any:
+def _record(span: HostSpan, flag: int, instruments: Instruments | None, mark: Any) -> None:
+    if flag:
+        span = span._replace(tails=tuple(with_flag(tail, flag) for tail in span.tails))
+    if instruments is not None:
+        instruments.end(mark, span)
+        return
+    for tail in span.tails:
+        RECORDER.append((span.start_ns, span.end_ns, tail))
+
+
+def run_schedule(probe: str, flags: int, original: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Call a framework's pipeline step."""
     try:
-        return run((tail,), original, args, kwargs)
+        return run(probe, _SCHEDULE, (*NO_LABEL, 0, flags), original, args, kwargs)
     finally:
         RECORDER.pipeline_ended()

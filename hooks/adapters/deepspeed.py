@@ -10,13 +10,12 @@ An instruction names a buffer, which is used again for later microbatches: these
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard, process_group
 from ppdiag.hooks.adapters import brackets
-from ppdiag.hooks.recorder import RECORDER, thread_state
+from ppdiag.hooks.recorder import RECORDER, known_thread, thread_state
 from ppdiag.model import Flag, Kind, Payload
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 PROBE = "deepspeed"
 ENGINE_MODULE = "deepspeed.runtime.pipe.engine"
-COMPUTE = {"ForwardPass": int(Kind.FORWARD), "BackwardPass": int(Kind.BACKWARD)}
-"""Name of an instruction -> what it does."""
 MESSAGES = {
     "RecvActivation": int(Payload.ACTIVATION),
     "SendActivation": int(Payload.ACTIVATION),
@@ -33,38 +30,23 @@ MESSAGES = {
     "SendGrad": int(Payload.GRADIENT),
 }
 """Name of an instruction -> what it sends or receives."""
-COUNTED = ("RecvActivation", "ForwardPass")
-"""These meet a microbatch first; the others find it in its buffer."""
 DUAL_PIPE_V = "DualPipeVEngine"
-
-Label = tuple[int, int, int]
-"""(microbatch, stage, chunk)."""
+_FORWARD, _BACKWARD = int(Kind.FORWARD), int(Kind.BACKWARD)
 
 
 @dataclass
 class _Batch:
     """One call of the engine: which microbatches it has come to."""
 
-    rank: int
-    """Of this process along the pipeline."""
-    ranks: int
+    stages: tuple[int, int]
+    """Of this process, by phase: 1 is the way back of a V."""
     flags: int
-    seen: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """(instruction, phase) -> how often it has run."""
+    forwards: list[int] = field(default_factory=lambda: [0, 0])
+    """Forwards so far, by phase."""
+    receives: list[int] = field(default_factory=lambda: [0, 0])
+    """Activations received so far, by phase."""
     buffers: dict[int, int] = field(default_factory=dict)
     """Buffer -> microbatch of the last forward in it."""
-
-    def label(self, instruction: str, buffer: int, phase: int) -> Label:
-        """Label of an instruction that runs now; phase 1 is the way back of a V."""
-        if instruction in COUNTED:
-            microbatch = self.seen[instruction, phase]
-            self.seen[instruction, phase] += 1
-            if instruction == "ForwardPass":
-                self.buffers[buffer] = microbatch
-        else:
-            microbatch = self.buffers[buffer]
-        stage = self.rank if phase == 0 else 2 * self.ranks - 1 - self.rank
-        return microbatch, stage, phase
 
 
 _wrappers = brackets.Wrappers(PROBE)
@@ -120,7 +102,6 @@ def _batch(original: Any, flags: int) -> Any:
             return original(self, *args, **kwargs)
         try:
             known = _begin_batch(self, flags)
-            tail = brackets.begin(int(Kind.SCHEDULE), brackets.NO_LABEL, flags)
             instructions = {command: _instruction(run, command.__name__) for command, run in _map_of(self).items()}
         except Exception as error:
             guard.failed(PROBE, error)
@@ -128,7 +109,7 @@ def _batch(original: Any, flags: int) -> Any:
         _batches.append(known)
         self.__dict__["_INSTRUCTION_MAP"] = instructions
         try:
-            return brackets.run_schedule(tail, original, (self, *args), kwargs)
+            return brackets.run_schedule(PROBE, flags, original, (self, *args), kwargs)
         finally:
             self.__dict__.pop("_INSTRUCTION_MAP", None)
             _batches.clear()
@@ -142,58 +123,85 @@ def _map_of(engine: Any) -> dict[type, Callable[..., Any]]:
 
 def _begin_batch(engine: Any, flags: int) -> _Batch:
     _say_facts(engine)
-    return _Batch(engine.stage_id, engine.num_stages, flags)
+    return _Batch((engine.stage_id, 2 * engine.num_stages - 1 - engine.stage_id), flags)
 
 
 def _instruction(original: Any, name: str) -> Any:
-    """Wrapper of one instruction, called as a method of the engine."""
-    if name in COMPUTE:
-        return _compute(original, name, COMPUTE[name])
+    """Wrapper of one instruction, called as a method of the engine with a buffer, and with a phase where it is a V."""
+    if name == "ForwardPass":
+        return _forward(original)
+    if name == "BackwardPass":
+        return _backward(original)
     if name in MESSAGES:
         return _messages(original, name, MESSAGES[name])
     return original
 
 
-def _compute(original: Any, name: str, kind: int) -> Any:
-    def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward(original: Any) -> Any:
+    """A forward meets its microbatch first: the next one of its phase."""
+    batches, run = _batches, brackets.run
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
         try:
-            batch = _batches[-1]
-            tail = brackets.begin(kind, batch.label(name, *_place(args, kwargs)), batch.flags)
+            batch, phase = batches[-1], kwargs.get("phase", 0)
+            microbatch = batch.forwards[phase]
+            batch.forwards[phase] = microbatch + 1
+            batch.buffers[args[1] if len(args) > 1 else kwargs["buffer_id"]] = microbatch
+            label = (microbatch, batch.stages[phase], phase, 0, batch.flags)
         except Exception as error:
             guard.failed(PROBE, error)
-            return original(self, *args, **kwargs)
-        return brackets.run((tail,), original, (self, *args), kwargs)
+            return original(*args, **kwargs)
+        return run(PROBE, _FORWARD, label, original, args, kwargs)
 
-    return compute
+    return forward
+
+
+def _backward(original: Any) -> Any:
+    """A backward finds its microbatch in its buffer."""
+    batches, run = _batches, brackets.run
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            batch, phase = batches[-1], kwargs.get("phase", 0)
+            microbatch = batch.buffers[args[1] if len(args) > 1 else kwargs["buffer_id"]]
+            label = (microbatch, batch.stages[phase], phase, 0, batch.flags)
+        except Exception as error:
+            guard.failed(PROBE, error)
+            return original(*args, **kwargs)
+        return run(PROBE, _BACKWARD, label, original, args, kwargs)
+
+    return backward
 
 
 def _messages(original: Any, name: str, payload: int) -> Any:
     """Wrapper of a send or a receive: all that is posted in it, and all that it queues for ``CommitP2P``, is named."""
+    batches, labels, counted = _batches, process_group.labels, name == "RecvActivation"
 
-    def messages(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state = thread_state()
+    def messages(*args: Any, **kwargs: Any) -> Any:
+        state = known_thread() or thread_state()
         try:
-            batch = _batches[-1]
-            label = (*batch.label(name, *_place(args, kwargs)), payload, batch.flags)
-            queue = self.__dict__.get("_p2p_ops")
-            queued = len(queue or ())
+            batch, phase = batches[-1], kwargs.get("phase", 0)
+            if counted:  # before the forward
+                microbatch = batch.receives[phase]
+                batch.receives[phase] = microbatch + 1
+            else:
+                microbatch = batch.buffers[args[1] if len(args) > 1 else kwargs["buffer_id"]]
+            label = (microbatch, batch.stages[phase], phase, payload, batch.flags)
+            queue = args[0].__dict__.get("_p2p_ops")
+            queued = len(queue) if queue else 0
         except Exception as error:
             guard.failed(PROBE, error)
-            return original(self, *args, **kwargs)
+            return original(*args, **kwargs)
         state.message = label
         try:
-            return original(self, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             state.message = None
-            for operation in (queue or ())[queued:]:
-                process_group.labels[id(operation.tensor)] = label
+            if queue:
+                for operation in queue[queued:]:
+                    labels[id(operation.tensor)] = label
 
     return messages
-
-
-def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-    """(buffer, phase) of an instruction; only those of a V have a phase."""
-    return args[0] if args else kwargs["buffer_id"], kwargs.get("phase", 0)
 
 
 def _shapes(original: Any) -> Any:

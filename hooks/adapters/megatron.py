@@ -9,19 +9,22 @@ named by their order: that of the forwards, or of the backwards, of this rank.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import guard, process_group
 from ppdiag.hooks.adapters import brackets
-from ppdiag.hooks.recorder import RECORDER
+from ppdiag.hooks.adapters.megatron_grid import Grid, say_facts
+from ppdiag.hooks.recorder import RECORDER, compute_tail
 from ppdiag.model import NONE, Flag, Kind, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ppdiag.hooks.recorder import Tail
+    from ppdiag.hooks.adapters.brackets import Label
 
 PROBE = "megatron.core"
 PACKAGE = "megatron.core.pipeline_parallel"
@@ -31,28 +34,27 @@ SCHEDULES = {
     "forward_backward_pipelining_without_interleaving": "1F1B",
 }
 """Function -> name of the schedule."""
-AXES = {"pp": "pipeline_model_parallel", "tp": "tensor_model_parallel", "dp": "data_parallel"}
-"""Axis -> its words in the names of ``parallel_state``."""
 MODEL_AT, OUTPUT_AT = 2, 1
 """Position of the model among the arguments of a forward, and of its output among those of its backward."""
 COMBINED_ARGUMENTS = {"f_model": 2, "b_model": 6, "b_output_tensor": 8}
 """Positions of the arguments of the combined step that are looked at. All are the same in all versions."""
-_FORWARD, _BACKWARD, _SCHEDULE = int(Kind.FORWARD), int(Kind.BACKWARD), int(Kind.SCHEDULE)
+_FORWARD, _BACKWARD = int(Kind.FORWARD), int(Kind.BACKWARD)
 _ACTIVATION, _GRADIENT = int(Payload.ACTIVATION), int(Payload.GRADIENT)
-
-Label = tuple[int, int, int]
-"""(microbatch, stage, chunk)."""
+_UNKNOWN = (*brackets.NO_LABEL, _ACTIVATION, 0)
+_CONTAINERS = frozenset((list, tuple, dict))
+"""What may hold several tensors. To ask for these exact types is ten times as fast as ``isinstance`` of a tensor."""
 
 
 @dataclass
 class _Call:
     """One call of a schedule: what is known of its pipeline, and what is on its way."""
 
-    rank: int
-    """Of this process along the pipeline."""
-    ranks: int
-    chunks: dict[int, int]
-    """``id`` of a model chunk -> its index."""
+    places: dict[int, tuple[int, int]]
+    """``id`` of a model chunk -> its stage and index."""
+    first_place: tuple[int, int]
+    """That of what is none of these."""
+    last_stage: int
+    """The stage that computes the loss."""
     flags: int
     next_forward: Iterator[Label]
     """Labels of the activations that are still to be received, in order."""
@@ -60,16 +62,6 @@ class _Call:
     """Labels of the gradients that are still to be received, in order."""
     forwards: dict[int, Label] = field(default_factory=dict)
     """``id`` of the first tensor of a forward's output -> its label, until its backward."""
-    last_stage: int = field(init=False)
-    """The stage that computes the loss."""
-
-    def __post_init__(self) -> None:
-        self.last_stage = self.ranks * len(self.chunks) - 1
-
-    def label(self, microbatch: int | None, model: Any) -> Label:
-        """Label of a forward."""
-        chunk = self.chunks.get(id(model), 0)
-        return (NONE if microbatch is None else microbatch, chunk * self.ranks + self.rank, chunk)
 
 
 _wrappers = brackets.Wrappers(PROBE)
@@ -120,8 +112,6 @@ def _tensors(value: Any) -> list[Any]:
     """All tensors in an output: it may be one, a list (None among them), or a dict by module."""
     if value is None:
         return []
-    if type(value) is list and len(value) == 1 and hasattr(value[0], "grad_fn"):  # as most often
-        return value
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -140,74 +130,117 @@ def _guarded(function: Callable[..., Any], *args: Any) -> Any:
 
 def _forward_step(original: Any) -> Any:
     """Wrapper of ``forward_step``, which computes the loss too."""
+    forward = _forward(original)
 
-    def forward_step(*args: Any, **kwargs: Any) -> Any:
-        if not _calls or not RECORDER.active:
-            return original(*args, **kwargs)
-        call = _calls[-1]
+    def any_forward_step(*args: Any, **kwargs: Any) -> Any:
+        model = args[MODEL_AT] if len(args) > MODEL_AT else kwargs.get("model")
+        return forward(model, kwargs.get("current_microbatch"), args, kwargs)
+
+    return brackets.with_parameters_of(original, forward, "model", "current_microbatch") or any_forward_step
+
+
+def _forward(original: Any) -> Any:
+    """A call of ``forward_step``, with the model and the microbatch among its arguments.
+
+    Here and in ``_backward_step`` an output that is one tensor is named in place: each further function costs time.
+    """
+    recorder, calls, labels, run = RECORDER, _calls, process_group.labels, brackets.run
+
+    def forward(model: Any, microbatch: int | None, args: tuple[Any, ...], kwargs: Any = None) -> Any:
+        if not calls or not recorder.active:
+            return original(*args, **(kwargs or {}))
         try:
-            model = args[MODEL_AT] if len(args) > MODEL_AT else kwargs["model"]
-            label = call.label(kwargs.get("current_microbatch"), model)
-            tail = brackets.begin(_FORWARD, label, call.flags)
+            call = calls[-1]
+            stage, chunk = call.places.get(id(model)) or call.first_place
+            label = (NONE if microbatch is None else microbatch, stage, chunk, _ACTIVATION, call.flags)
         except Exception as error:
             guard.failed(PROBE, error)
-            return original(*args, **kwargs)
-        result = brackets.run((tail,), original, args, kwargs)
+            return original(*args, **(kwargs or {}))
+        result = run(PROBE, _FORWARD, label, original, args, kwargs)
         try:
-            _forward_ended(call, label, result[0])
+            output = result[0]
+            if type(output) is list and len(output) == 1:
+                output = output[0]
+            if type(output) in _CONTAINERS:
+                _forward_ended(call, label, output)
+            else:
+                key = id(output)
+                call.forwards[key] = label
+                if stage != call.last_stage:
+                    labels[key] = label
         except Exception as error:
             guard.failed(PROBE, error)
         return result
 
-    return forward_step
+    return forward
 
 
 def _forward_ended(call: _Call, label: Label, output: Any) -> None:
     """Remember whose output this is; a send of it is of that forward."""
     tensors = _tensors(output)
-    if tensors and not call.flags:
-        call.forwards[id(tensors[0])] = label
+    for tensor in tensors[:1]:
+        call.forwards[id(tensor)] = label
     if label[1] != call.last_stage:
-        _name_messages(call, label, tensors, _ACTIVATION)
+        _name_messages(label, tensors)
 
 
-def _name_messages(call: _Call, label: Label, tensors: list[Any], payload: int) -> None:
-    name = (*label, payload, call.flags)
+def _name_messages(label: Label, tensors: list[Any]) -> None:
     for tensor in tensors:
-        process_group.labels[id(tensor)] = name
+        process_group.labels[id(tensor)] = label
 
 
 def _backward_step(original: Any) -> Any:
-    """Wrapper of ``backward_step(input_tensor, output_tensor, ...)``."""
+    """Wrapper of ``backward_step``."""
+    backward = _backward(original)
 
-    def backward_step(*args: Any, **kwargs: Any) -> Any:
-        if not _calls or not RECORDER.active:
-            return original(*args, **kwargs)
-        call = _calls[-1]
+    def any_backward_step(*args: Any, **kwargs: Any) -> Any:
+        output = args[OUTPUT_AT] if len(args) > OUTPUT_AT else kwargs.get("output_tensor")
+        return backward(output, args, kwargs)
+
+    return brackets.with_parameters_of(original, backward, "output_tensor") or any_backward_step
+
+
+def _backward(original: Any) -> Any:
+    """A call of ``backward_step``, with the output among its arguments."""
+    recorder, calls, labels, run = RECORDER, _calls, process_group.labels, brackets.run
+
+    def backward(output: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
+        if not calls or not recorder.active:
+            return original(*args, **(kwargs or {}))
         try:
-            label = _backward_label(call, args[OUTPUT_AT] if len(args) > OUTPUT_AT else kwargs["output_tensor"])
-            tail = brackets.begin(_BACKWARD, label)
+            first = output[0] if type(output) is list and output else output
+            label = calls[-1].forwards.pop(id(first), None) or _label_of(calls[-1], output)
         except Exception as error:
             guard.failed(PROBE, error)
-            return original(*args, **kwargs)
-        result = brackets.run((tail,), original, args, kwargs)
+            return original(*args, **(kwargs or {}))
+        result = run(PROBE, _BACKWARD, label, original, args, kwargs)
         try:
-            _backward_ended(call, label, result)
+            microbatch, stage, chunk, _, flags = label
+            if stage <= 0:
+                return result
+            gradient = result[0] if type(result) is list and len(result) == 1 else result
+            if type(gradient) in _CONTAINERS:
+                _backward_ended(label, gradient)
+            else:
+                labels[id(gradient)] = (microbatch, stage, chunk, _GRADIENT, flags)
         except Exception as error:
             guard.failed(PROBE, error)
         return result
 
-    return backward_step
+    return backward
 
 
-def _backward_label(call: _Call, output: Any) -> Label:
-    tensors = _tensors(output)
-    return call.forwards.pop(id(tensors[0]), brackets.NO_LABEL) if tensors else brackets.NO_LABEL
+def _label_of(call: _Call, output: Any) -> Label:
+    """Label of the forward whose output this is."""
+    first = next(iter(_tensors(output)), None)
+    return call.forwards.pop(id(first), _UNKNOWN)
 
 
-def _backward_ended(call: _Call, label: Label, gradient: Any) -> None:
-    if label[1] > 0:
-        _name_messages(call, label, _tensors(gradient), _GRADIENT)
+def _backward_ended(label: Label, gradient: Any) -> None:
+    """A send of what a backward returned is of it."""
+    microbatch, stage, chunk, _, flags = label
+    if stage > 0:
+        _name_messages((microbatch, stage, chunk, _GRADIENT, flags), _tensors(gradient))
 
 
 def _combined_step(original: Any) -> Any:
@@ -223,48 +256,55 @@ def _combined_step(original: Any) -> Any:
         started = _guarded(_begin_combined, call, args, kwargs)
         if not started:
             return original(*args, **kwargs)
-        forward, backward, tails, named = started
-        result = brackets.run(tails, original, args, named)
+        forward, backward, named = started
+        result = _run_combined(forward, backward, original, args, named)
         _guarded(_combined_ended, call, forward, backward, result)
         return result
 
     return combined_step
 
 
+def _run_combined(forward: Label | None, backward: Label | None, original: Any, args: Any, kwargs: Any) -> Any:
+    if forward is None or backward is None:
+        kind = _BACKWARD if forward is None else _FORWARD
+        return brackets.run(PROBE, kind, forward or backward or _UNKNOWN, original, args, kwargs)
+    also = (compute_tail(_BACKWARD, perf_counter_ns(), backward[:3], backward[4]),)
+    return brackets.run(PROBE, _FORWARD, forward, original, args, kwargs, also=also)
+
+
 def _combined_ended(call: _Call, forward: Label | None, backward: Label | None, result: Any) -> None:
     if forward is not None:
         _forward_ended(call, forward, result[0])
     if backward is not None:
-        _backward_ended(call, backward, result[2])
+        _backward_ended(backward, result[2])
 
 
 def _begin_combined(call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """(label of F or None, label of B or None, tails, keyword arguments with named messages)."""
+    """(label of F or None, label of B or None, keyword arguments with named messages); None where it has neither."""
     f_model, b_model, output = (
         args[at] if at < len(args) else kwargs.get(name) for name, at in COMBINED_ARGUMENTS.items()
     )
-    tails: list[Tail] = []
     forward = backward = None
     named = dict(kwargs)
     if f_model is not None:
-        forward = call.label(kwargs.get("current_microbatch"), f_model)
-        tails.append(brackets.begin(_FORWARD, forward, call.flags))
-        _name_before(named, "post_forward", _forward_ended, call, forward)
+        microbatch = kwargs.get("current_microbatch")
+        place = call.places.get(id(f_model)) or call.first_place
+        forward = (NONE if microbatch is None else microbatch, *place, _ACTIVATION, call.flags)
+        _name_before(named, "post_forward", functools.partial(_forward_ended, call, forward))
     if b_model is not None:
-        backward = _backward_label(call, output)
-        tails.append(brackets.begin(_BACKWARD, backward))
-        _name_before(named, "post_backward", _backward_ended, call, backward)
-    return forward, backward, tails, named
+        backward = _label_of(call, output)
+        _name_before(named, "post_backward", functools.partial(_backward_ended, backward))
+    return (forward, backward, named) if forward or backward else None
 
 
-def _name_before(named: dict[str, Any], key: str, ended: Callable[..., None], call: _Call, label: Label) -> None:
+def _name_before(named: dict[str, Any], key: str, ended: Callable[[Any], None]) -> None:
     """Have the call-back that sends a result of the combined step name it first."""
     send = named.get(key)
     if send is None:
         return
 
     def name_and_send(result: Any, *args: Any, **kwargs: Any) -> Any:
-        _guarded(ended, call, label, result)
+        _guarded(ended, result)
         return send(result, *args, **kwargs)
 
     named[key] = name_and_send
@@ -272,22 +312,21 @@ def _name_before(named: dict[str, Any], key: str, ended: Callable[..., None], ca
 
 def _p2p_ops(original: Any) -> Any:
     """Wrapper of ``_p2p_ops`` and ``_batched_p2p_ops``: what comes from the previous rank is an activation."""
+    recorder, calls, labels = RECORDER, _calls, process_group.labels
 
     def p2p_ops(*args: Any, **kwargs: Any) -> Any:
-        if _calls and RECORDER.active:
-            _guarded(_name_receives, _calls[-1], kwargs)
+        if calls and recorder.active:
+            try:
+                activation, gradient = kwargs.get("tensor_recv_prev"), kwargs.get("tensor_recv_next")
+                if activation is not None:
+                    labels[id(activation)] = next(calls[-1].next_forward)
+                if gradient is not None:
+                    labels[id(gradient)] = next(calls[-1].next_backward)
+            except Exception as error:
+                guard.failed(PROBE, error)
         return original(*args, **kwargs)
 
     return p2p_ops
-
-
-def _name_receives(call: _Call, kwargs: dict[str, Any]) -> None:
-    for name, labels, payload in (
-        ("tensor_recv_prev", call.next_forward, _ACTIVATION),
-        ("tensor_recv_next", call.next_backward, _GRADIENT),
-    ):
-        if kwargs.get(name) is not None:
-            _name_messages(call, next(labels, brackets.NO_LABEL), [kwargs[name]], payload)
 
 
 def _schedule(original: Any, name: str) -> Any:
@@ -298,13 +337,12 @@ def _schedule(original: Any, name: str) -> Any:
             return original(*args, **kwargs)
         try:
             call = _begin_schedule(name, kwargs)
-            tail = brackets.begin(_SCHEDULE, brackets.NO_LABEL, call.flags)
         except Exception as error:
             guard.failed(PROBE, error)
             return original(*args, **kwargs)
         _calls.append(call)
         try:
-            return brackets.run_schedule(tail, original, args, kwargs)
+            return brackets.run_schedule(PROBE, call.flags, original, args, kwargs)
         finally:
             if _calls:  # else the adapter was taken off meanwhile
                 _calls.pop()
@@ -315,24 +353,29 @@ def _schedule(original: Any, name: str) -> Any:
 def _begin_schedule(name: str, kwargs: dict[str, Any]) -> _Call:
     models = kwargs["model"] if isinstance(kwargs["model"], list) else [kwargs["model"]]
     microbatches = kwargs["num_microbatches"]
-    grid = _Grid(kwargs)
+    grid = Grid(kwargs)
     rank, ranks = grid.place("pp")
-    chunks = {id(model): chunk for chunk, model in enumerate(models)}
     flags = int(Flag.EVALUATION) if kwargs.get("forward_only") else 0
     order = order_of_forwards(microbatches, len(models), _group_size(models[0]) or ranks)
-    labels = [(microbatch, chunk * ranks + rank, chunk) for microbatch, chunk in order]
-    last = len(models) - 1
-    backwards = [(microbatch, (last - chunk) * ranks + rank, last - chunk) for microbatch, chunk in order]
+    places = [(chunk * ranks + rank, chunk) for chunk in range(len(models))]
+    last_stage = ranks * len(models) - 1
+    forwards = [(microbatch, *places[chunk], _ACTIVATION, flags) for microbatch, chunk in order]
+    backwards = [(microbatch, *places[-1 - chunk], _GRADIENT, flags) for microbatch, chunk in order]
     process_group.labels.clear()
-    _say_facts(grid, schedule=name, microbatches=microbatches, chunks=len(models))
+    say_facts(grid, schedule=name, microbatches=microbatches, chunks=len(models))
     return _Call(
-        rank,
-        ranks,
-        chunks,
-        flags,
-        iter([label for label in labels if label[1] > 0]),
-        iter([label for label in backwards if label[1] < ranks * len(models) - 1]),
+        places={id(model): place for model, place in zip(models, places, strict=True)},
+        first_place=places[0],
+        last_stage=last_stage,
+        flags=flags,
+        next_forward=_and_unknown([label for label in forwards if label[1] > 0], _ACTIVATION),
+        next_backward=_and_unknown([label for label in backwards if label[1] < last_stage], _GRADIENT),
     )
+
+
+def _and_unknown(labels: list[Label], payload: int) -> Iterator[Label]:
+    """The labels, then one without a place for whatever else is received."""
+    return itertools.chain(labels, itertools.repeat((*brackets.NO_LABEL, payload, 0)))
 
 
 def _group_size(model: Any) -> int | None:
@@ -340,48 +383,3 @@ def _group_size(model: Any) -> int | None:
     while not hasattr(model, "config") and hasattr(model, "module"):
         model = model.module
     return getattr(getattr(model, "config", None), "microbatch_group_size_per_vp_stage", None)
-
-
-class _Grid:
-    """The ranks of the job, from the process groups that the call was given, else from ``parallel_state``."""
-
-    def __init__(self, kwargs: dict[str, Any]) -> None:
-        self._given = kwargs.get("pg_collection")
-        self._pipeline = getattr(kwargs.get("p2p_communicator"), "pp_group", None)
-        self._state = sys.modules["megatron.core.parallel_state"]
-
-    def place(self, axis: str) -> tuple[int, int]:
-        """This process's rank along an axis, and the number of ranks along it."""
-        group = self._group(axis)
-        if group is not None:
-            return group.rank(), group.size()
-        words = AXES[axis]
-        return getattr(self._state, f"get_{words}_rank")(), getattr(self._state, f"get_{words}_world_size")()
-
-    def pipeline(self) -> list[int]:
-        """Global ranks along the pipeline."""
-        group = self._group("pp") or self._state.get_pipeline_model_parallel_group()
-        group = group[0] if isinstance(group, list) else group  # 0.9 to 0.12: one for each encoder that feeds it
-        return list(sys.modules["torch.distributed.distributed_c10d"].get_process_group_ranks(group))
-
-    def _group(self, axis: str) -> Any:
-        if axis == "pp" and self._pipeline is not None:
-            return self._pipeline
-        group = getattr(self._given, axis, None)
-        return group if hasattr(group, "size") else None
-
-
-def _say_facts(grid: _Grid, *, schedule: str, microbatches: int, chunks: int) -> None:
-    say = RECORDER.fact
-    places = {axis: grid.place(axis) for axis in ("pp", "tp", "dp")}
-    (rank, ranks), members = places["pp"], grid.pipeline()
-    say("framework", "megatron-core")
-    say("framework_version", str(getattr(sys.modules["megatron.core"], "__version__", "")))
-    say("schedule", schedule)
-    say("microbatches", microbatches)
-    say("vpp", chunks)
-    say("coordinates", {axis: place for axis, (place, _) in places.items()})
-    for axis, (_, size) in places.items():
-        say(axis, size)
-    say("stages", [chunk * ranks + rank for chunk in range(chunks)])
-    say("stage_ranks", members * chunks)

@@ -131,8 +131,11 @@ def _compute(original: Any, kind: Kind) -> Any:
 
 
 def _parameters(function: Any) -> tuple[tuple[str, ...], tuple[Any, ...]] | None:
-    """Names of a function's parameters, and the defaults of the last ones; None where it has others than plain ones."""
-    parameters = inspect.signature(function).parameters.values()
+    """Names of a function's parameters, and the defaults of the last ones; None where it has others than plain ones.
+
+    Another tool's wrapper may take more than the method whose signature it claims.
+    """
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     if any(parameter.kind != inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
         return None
     defaults = (parameter.default for parameter in parameters)

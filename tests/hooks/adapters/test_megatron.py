@@ -1,5 +1,6 @@
 """The adapter of Megatron-Core on stand-ins for its modules: what its jobs on CPU (``tests/e2e``) cannot reach."""
 
+# ruff: noqa: ARG001, FBT002  (parameters as Megatron-Core has them)
 from __future__ import annotations
 
 import sys
@@ -118,6 +119,118 @@ def test_a_backward_has_the_label_of_the_forward_whose_output_it_is_given(module
     assert found() == rows
     assert process_group.labels[id(outputs[0])] == (0, 1, 0, int(Payload.ACTIVATION), 0)
     assert id(outputs[1]) not in process_group.labels  # the loss is not sent
+
+
+def forward_of_0_8(
+    forward_step_func,
+    data_iterator,
+    model,
+    num_microbatches,
+    input_tensor,
+    forward_data_store,
+    config,
+    collect_non_loss_data=False,
+    checkpoint_activations_microbatch=None,
+    is_first_microbatch=False,
+    current_microbatch=None,
+):
+    return input_tensor, (num_microbatches, is_first_microbatch)
+
+
+def forward_of_0_19(
+    forward_step_func,
+    data_iterator,
+    model,
+    num_microbatches,
+    input_tensor,
+    forward_data_store,
+    config,
+    cp_group_size,
+    collect_non_loss_data=False,
+    checkpoint_activations_microbatch=None,
+    is_first_microbatch=False,
+    current_microbatch=None,
+    vp_stage=None,
+    is_last_stage=True,
+):
+    return input_tensor, (num_microbatches, is_first_microbatch, cp_group_size, vp_stage, is_last_stage)
+
+
+def backward_of_0_19(input_tensor, output_tensor, output_tensor_grad, config):
+    return input_tensor
+
+
+FIRST_OUTPUT, SECOND_OUTPUT, GRADIENT = object(), object(), object()
+
+
+@pytest.mark.parametrize(
+    ("forward", "extra", "rest"),
+    [(forward_of_0_8, (), (4, True)), (forward_of_0_19, (1,), (4, True, 1, None, True))],
+)
+def test_the_arguments_of_each_version_reach_the_framework_as_they_were_given(
+    modules: SimpleNamespace, forward: Any, extra: tuple[Any, ...], rest: tuple[Any, ...]
+) -> None:
+    modules.schedules.forward_step = forward
+    modules.schedules.backward_step = backward_of_0_19
+    megatron.ADAPTER.install(modules.schedules.__name__)
+
+    def plan(module: Any) -> None:
+        args = (None, None, SECOND, 4, [FIRST_OUTPUT], [], None, *extra)
+        found = module.forward_step(*args, is_first_microbatch=True, current_microbatch=2)
+        assert found == ([FIRST_OUTPUT], rest)
+        assert module.backward_step([GRADIENT], [FIRST_OUTPUT], None, None) == [GRADIENT]
+
+    run(modules, plan)
+    assert found() == [(Kind.FORWARD, 3, 1, 2), (Kind.BACKWARD, 3, 1, 2)]
+    assert process_group.labels[id(GRADIENT)] == (2, 3, 1, int(Payload.GRADIENT), 0)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [FIRST_OUTPUT, SECOND_OUTPUT],
+        [None, FIRST_OUTPUT, SECOND_OUTPUT],
+        {"encoder": FIRST_OUTPUT, "decoder": SECOND_OUTPUT},
+        [{"encoder": FIRST_OUTPUT, "decoder": [SECOND_OUTPUT]}],
+    ],
+)
+def test_an_output_of_several_tensors_is_named_in_all_of_them(modules: SimpleNamespace, outputs: Any) -> None:
+    megatron.ADAPTER.install(modules.schedules.__name__)
+
+    def plan(module: Any) -> None:
+        module.forward_step(None, None, FIRST, current_microbatch=3, output=outputs)
+        labels = {process_group.labels.pop(id(tensor)) for tensor in (FIRST_OUTPUT, SECOND_OUTPUT)}
+        assert labels == {(3, 1, 0, int(Payload.ACTIVATION), 0)}
+        module.backward_step([None], outputs, outputs, None)
+
+    run(modules, plan)
+    assert found() == [(Kind.FORWARD, 1, 0, 3), (Kind.BACKWARD, 1, 0, 3)]
+    labels = {process_group.labels[id(tensor)] for tensor in (FIRST_OUTPUT, SECOND_OUTPUT)}
+    assert labels == {(3, 1, 0, int(Payload.GRADIENT), 0)}
+
+
+def test_receives_are_named_in_the_order_of_the_forwards_and_of_the_backwards_of_the_rank(
+    modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p2p: Any = ModuleType(f"{PACKAGE}.p2p_communication")
+    p2p._p2p_ops = p2p._batched_p2p_ops = lambda **_kwargs: None
+    monkeypatch.setitem(sys.modules, p2p.__name__, p2p)
+    megatron.ADAPTER.install(modules.schedules.__name__)
+    megatron.ADAPTER.install(p2p.__name__)
+    tensors = [(object(), object()) for _ in range(9)]  # one more than there are
+
+    def plan(_module: Any) -> None:
+        for activation, gradient in tensors:
+            p2p._p2p_ops(tensor_recv_prev=activation, tensor_recv_next=gradient)
+
+    run(modules, plan)
+    named = [tuple(process_group.labels[id(tensor)] for tensor in pair) for pair in tensors]
+    # rank 1 of 2: all of its forwards receive, its chunk 0 is stage 1, its chunk 1 stage 3, the last
+    order = [(m, chunk) for group in ((0, 1), (2, 3)) for chunk in (0, 1) for m in group]
+    activations = [(m, (1, 3)[chunk], chunk, int(Payload.ACTIVATION), 0) for m, chunk in order]
+    assert [activation for activation, _ in named] == [*activations, (-1, -1, -1, int(Payload.ACTIVATION), 0)]
+    gradients = [(m, 1, 0, int(Payload.GRADIENT), 0) for m in range(4)]
+    assert [gradient for _, gradient in named] == [*gradients, *[(-1, -1, -1, int(Payload.GRADIENT), 0)] * 5]
 
 
 def test_a_combined_step_is_a_forward_and_a_backward_of_one_time(modules: SimpleNamespace) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ppdiag.hooks import adapters
 
 FOLDER = Path(adapters.__file__).parent
-PARTS = {"__init__", "brackets"}
+PARTS = {"__init__", "brackets", "megatron_grid"}
 
 
 def test_each_adapter_is_one_file_and_one_row() -> None:

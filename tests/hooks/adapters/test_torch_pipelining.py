@@ -3,6 +3,7 @@
 # ruff: noqa: FBT002  (parameters as torch has them)
 from __future__ import annotations
 
+import functools
 import inspect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,15 @@ def test_the_wrapper_of_a_known_method_has_its_parameters(name: str) -> None:
     assert [(p.name, p.default) for p in inspect.signature(wrapper).parameters.values()] == [
         (p.name, p.default) for p in inspect.signature(original).parameters.values()
     ]
+
+
+def test_what_another_tools_wrapper_takes_more_than_the_method_that_it_wraps_reaches_it() -> None:
+    @functools.wraps(Stage.forward_one_chunk)
+    def theirs(self, *args, mine=None, **kwargs):
+        return mine, Stage.forward_one_chunk(self, *args, **kwargs)
+
+    wrapper = torch_pipelining._compute(theirs, Kind.FORWARD)
+    assert wrapper(Stage(), 5, "x", mine="theirs") == ("theirs", (5, "x", None, True))
 
 
 def test_a_call_that_the_stage_refuses_is_refused_by_the_stage() -> None:
