@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ppdiag.analyzers.messages import MISSING, number_rows
+from ppdiag.analyzers.symptoms import severity
+from ppdiag.diagnosis import WORTH_SAYING, percent
 from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.diagnose import Analysis
+    from ppdiag.diagnosis import Symptom
 
 IN_ORDER = 0.9
 """Messages of a pair keep their order where this share of those that could show it do."""
@@ -77,6 +80,24 @@ def held_in_batch(analysis: Analysis) -> Held | None:
     held_ns = np.minimum(last[batch], spans["end_ns"][index]) - begin
     chosen = mixed & (spans["kind"][index] == Kind.RECV) & (held_ns > 0)
     return _held(analysis, index[chosen], held_ns[chosen])
+
+
+def symptom_of(held: Held | None, words: Symptom, what: str) -> Symptom | None:
+    """A symptom with its numbers, where receives were held up for 5 % of the ranks' time.
+
+    Args:
+        held: the receives.
+        words: the symptom without evidence and severity.
+        what: what they waited for, in words.
+    """
+    if held is None or held.share < WORTH_SAYING:
+        return None
+    receives = "1 receive that was" if held.count == 1 else f"{held.count} receives that were"
+    numbers = (
+        f"{receives} ready waited {what}: {percent(held.share)} of the ranks' time",
+        f"most of it on rank {held.rank}, receiving from rank {held.peer}",
+    )
+    return replace(words, severity=severity(held.share), evidence=numbers)
 
 
 def largest_batch(spans: np.ndarray) -> tuple[int, int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ppdiag.analyzers.replay import World
+from ppdiag.analyzers.symptoms import severity
+from ppdiag.diagnosis import WORTH_SAYING, percent
 from ppdiag.model import Kind
 from ppdiag.trace import rank_slices
 
@@ -14,7 +17,41 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.diagnose import Analysis
     from ppdiag.analyzers.graph import Graph
     from ppdiag.analyzers.symptoms import Evidence, Gain
+    from ppdiag.diagnosis import Symptom
     from ppdiag.model import HostCause
+
+MOST_RANKS = 4
+"""Ranks that a symptom names."""
+
+
+def symptom_of(evidence: Evidence, cause: HostCause, words: Symptom, what: str) -> Symptom | None:
+    """A symptom with its numbers, where the cause holds ranks up for 5 % of the time, of all ranks together.
+
+    Args:
+        evidence: of the run.
+        cause: of the host time.
+        words: the symptom without evidence, severity and gain; ``{rank}`` in its advice is the rank held up most.
+        what: the cause in words, of many.
+    """
+    share = union_share(evidence.analysis, cause)
+    if share < WORTH_SAYING:
+        return None
+    held_s = seconds_of(evidence.analysis, cause)
+    worst = sorted(held_s, key=lambda rank: -held_s[rank])[:MOST_RANKS]
+    gain = gain_without(evidence, cause)
+    advice = replace(
+        words.advice[0],
+        action=words.advice[0].action.format(rank=worst[0]),
+        gain_fraction=gain.fraction,
+        gain_range=gain.over_steps,
+    )
+    ranks = "1 rank" if len(held_s) == 1 else f"{len(held_s)} ranks"
+    numbers = [f"{what} on {ranks} cover {percent(share)} of the time"]
+    for rank in worst:
+        stages = ", ".join(map(str, evidence.shape.stages.get(rank, ())))
+        mean_ms = held_s[rank] / len(evidence.analysis.steps.kept) * 1e3
+        numbers.append(f"rank {rank} (stage {stages}): {mean_ms:.1f} ms a step on average")
+    return replace(words, severity=severity(share), evidence=tuple(numbers), advice=(advice,))
 
 
 def seconds_of(analysis: Analysis, cause: HostCause) -> dict[int, float]:

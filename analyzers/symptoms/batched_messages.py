@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.held_messages import held_in_batch
-from ppdiag.analyzers.symptoms import in_words_of, severity
-from ppdiag.diagnosis import WORTH_SAYING, Advice, Symptom, percent
+from ppdiag.analyzers.held_messages import held_in_batch, symptom_of
+from ppdiag.analyzers.symptoms import in_words_of
+from ppdiag.diagnosis import Advice, Symptom
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
@@ -32,9 +32,6 @@ MEASURE_AFTER = "time in receives of the stage table, and step time"
 
 def find(evidence: Evidence) -> Symptom | None:
     """Fires where receives that were ready waited for their batch for 5 % of the ranks' time."""
-    held = held_in_batch(evidence.analysis)
-    if held is None or held.share < WORTH_SAYING:
-        return None
     advice = Advice(
         action="Do not wait for two neighbours in one batch",
         how=evidence.says(HOW),
@@ -42,8 +39,5 @@ def find(evidence: Evidence) -> Symptom | None:
         source="the posts and ends of the messages of each batch",
         measure_after=MEASURE_AFTER,
     )
-    numbers = (
-        f"{held.count} receives that were ready waited for their batch: {percent(held.share)} of the ranks' time",
-        f"most of it on rank {held.rank}, receiving from rank {held.peer}",
-    )
-    return Symptom("batched-messages", "A batch of messages ends as a whole", severity(held.share), numbers, (advice,))
+    words = Symptom("batched-messages", "A batch of messages ends as a whole", "", (), (advice,))
+    return symptom_of(held_in_batch(evidence.analysis), words, "for their batch")

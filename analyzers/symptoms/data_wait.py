@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.host_time import gain_without, seconds_of, union_share
-from ppdiag.analyzers.symptoms import in_words_of, severity
-from ppdiag.diagnosis import WORTH_SAYING, Advice, Symptom, percent
+from ppdiag.analyzers.host_time import symptom_of
+from ppdiag.analyzers.symptoms import in_words_of
+from ppdiag.diagnosis import Advice, Symptom
 from ppdiag.model import HostCause
 
 if TYPE_CHECKING:
@@ -31,27 +31,12 @@ MEASURE_AFTER = "host time of the first and last stage"
 
 def find(evidence: Evidence) -> Symptom | None:
     """Fires where the waits of all ranks together cover 5 % of the time."""
-    share = union_share(evidence.analysis, HostCause.DATA)
-    if share < WORTH_SAYING:
-        return None
-    waited_s = seconds_of(evidence.analysis, HostCause.DATA)
-    steps = len(evidence.analysis.steps.kept)
-    worst = sorted(waited_s, key=lambda rank: -waited_s[rank])[:4]
-    gain = gain_without(evidence, HostCause.DATA)
     advice = Advice(
-        action=f"Have data ready on rank {worst[0]}",
+        action="Have data ready on rank {rank}",
         how=evidence.says(HOW),
-        gain_fraction=gain.fraction,
-        gain_range=gain.over_steps,
+        gain_fraction=None,
         source="replay of the run without these waits",
         measure_after=MEASURE_AFTER,
     )
-    numbers = (
-        f"waits for data cover {percent(share)} of the time",
-        *(
-            f"rank {rank} (stage {', '.join(map(str, evidence.shape.stages.get(rank, ())))}): "
-            f"{waited_s[rank] / steps * 1e3:.1f} ms a step on average"
-            for rank in worst
-        ),
-    )
-    return Symptom("data-wait", "Waiting for data", severity(share), numbers, (advice,))
+    words = Symptom("data-wait", "Waiting for data", "", (), (advice,))
+    return symptom_of(evidence, HostCause.DATA, words, "waits for data")

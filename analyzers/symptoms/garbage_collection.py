@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.host_time import gain_without, seconds_of, union_share
-from ppdiag.analyzers.symptoms import in_words_of, severity
-from ppdiag.diagnosis import WORTH_SAYING, Advice, Symptom, percent
+from ppdiag.analyzers.host_time import symptom_of
+from ppdiag.analyzers.symptoms import in_words_of
+from ppdiag.diagnosis import Advice, Symptom
 from ppdiag.model import HostCause
 
 if TYPE_CHECKING:
@@ -32,23 +32,12 @@ MEASURE_AFTER = "host time of the stages, and the spread of the step times"
 
 def find(evidence: Evidence) -> Symptom | None:
     """Fires where the pauses of all ranks together cover 5 % of the time."""
-    share = union_share(evidence.analysis, HostCause.GC)
-    if share < WORTH_SAYING:
-        return None
-    paused_s = seconds_of(evidence.analysis, HostCause.GC)
-    steps = len(evidence.analysis.steps.kept)
-    worst = max(paused_s, key=lambda rank: paused_s[rank])
-    gain = gain_without(evidence, HostCause.GC)
     advice = Advice(
         action="Collect garbage on all ranks at the same step",
         how=evidence.says(HOW),
-        gain_fraction=gain.fraction,
-        gain_range=gain.over_steps,
+        gain_fraction=None,
         source="replay of the run without these pauses",
         measure_after=MEASURE_AFTER,
     )
-    numbers = (
-        f"pauses on {len(paused_s)} ranks cover {percent(share)} of the time",
-        f"rank {worst}: {paused_s[worst] / steps * 1e3:.1f} ms a step on average",
-    )
-    return Symptom("garbage-collection", "Garbage collection at different times", severity(share), numbers, (advice,))
+    words = Symptom("garbage-collection", "Garbage collection at different times", "", (), (advice,))
+    return symptom_of(evidence, HostCause.GC, words, "pauses")

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppdiag.analyzers.held_messages import held_behind_another
-from ppdiag.analyzers.symptoms import in_words_of, severity
-from ppdiag.diagnosis import WORTH_SAYING, Advice, Symptom, percent
+from ppdiag.analyzers.held_messages import held_behind_another, symptom_of
+from ppdiag.analyzers.symptoms import in_words_of
+from ppdiag.diagnosis import Advice, Symptom
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
@@ -34,9 +34,6 @@ MEASURE_AFTER = "time in receives of the stage table, and step time"
 
 def find(evidence: Evidence) -> Symptom | None:
     """Fires where receives that were ready were held up for 5 % of the ranks' time."""
-    held = held_behind_another(evidence.analysis)
-    if held is None or held.share < WORTH_SAYING:
-        return None
     advice = Advice(
         action="Post each receive next to the op that needs it",
         how=evidence.says(HOW),
@@ -44,8 +41,5 @@ def find(evidence: Evidence) -> Symptom | None:
         source="the order of the posts and ends of messages of each pair of ranks",
         measure_after=MEASURE_AFTER,
     )
-    numbers = (
-        f"{held.count} receives that were ready waited behind another: {percent(held.share)} of the ranks' time",
-        f"most of it on rank {held.rank}, with rank {held.peer}",
-    )
-    return Symptom("head-of-line", "Messages wait behind one another", severity(held.share), numbers, (advice,))
+    words = Symptom("head-of-line", "Messages wait behind one another", "", (), (advice,))
+    return symptom_of(held_behind_another(evidence.analysis), words, "behind another")

@@ -26,7 +26,7 @@ def test_a_receive_that_waits_for_the_other_neighbour_is_counted() -> None:
     seen = symptom("batched-messages", evidence(trace=batch(other_ready=300)))
     assert seen is not None
     assert seen.evidence == (
-        "1 receives that were ready waited for their batch: 10.0 % of the ranks' time",
+        "1 receive that was ready waited for their batch: 10.0 % of the ranks' time",
         "most of it on rank 1, receiving from rank 0",
     )
 

@@ -12,7 +12,7 @@ def test_waits_for_data_are_named_with_their_rank_and_stage() -> None:
     trace = with_host_spans(pipeline(between=on_rank(0, 60)).trace(), HostCause.DATA, after_optimizer_ms=30)
     symptom = found(trace, TORCH)["data-wait"]
     assert symptom.evidence == (
-        "waits for data cover 19.9 % of the time",
+        "waits for data on 1 rank cover 19.9 % of the time",
         "rank 0 (stage 0): 30.0 ms a step on average",
     )
     assert symptom.advice[0].gain_fraction == pytest.approx(30 / 151)

@@ -29,7 +29,10 @@ def test_pauses_of_the_collector_are_worth_what_a_replay_without_them_saves() ->
     # steps of 91 ms and 60 of pause; three are analysed, and the pause after each belongs to them
     trace = with_host_spans(pipeline(between=on_rank(0, 60)).trace(), HostCause.GC, after_optimizer_ms=60)
     symptom = found(trace, MEGATRON)["garbage-collection"]
-    assert symptom.evidence == ("pauses on 1 ranks cover 39.7 % of the time", "rank 0: 60.0 ms a step on average")
+    assert symptom.evidence == (
+        "pauses on 1 rank cover 39.7 % of the time",
+        "rank 0 (stage 0): 60.0 ms a step on average",
+    )
     assert symptom.advice[0].gain_fraction == pytest.approx(60 / 151)
     assert symptom.advice[0].how == "--manual-gc --manual-gc-interval 100"
 

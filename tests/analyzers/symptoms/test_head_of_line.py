@@ -27,8 +27,8 @@ def test_a_ready_receive_behind_a_late_message_is_counted_from_its_readiness() -
     seen = symptom("head-of-line", evidence(trace=two(first_ready=220, second_ends=221)))
     assert seen is not None
     assert seen.evidence == (
-        "1 receives that were ready waited behind another: 10.0 % of the ranks' time",
-        "most of it on rank 1, with rank 0",
+        "1 receive that was ready waited behind another: 10.0 % of the ranks' time",
+        "most of it on rank 1, receiving from rank 0",
     )
     assert "defers receives" in HOW[TORCH]
 
