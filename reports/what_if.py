@@ -21,12 +21,19 @@ LEGEND = (
     "the fullest rank keeps, in microbatches through all of its layers."
 )
 
+LAYERS = {
+    "measured": "Layers take what was measured of each (ppdiag run --layer-times).",
+    "equal shares": "Layers take an equal share of their stage each; ppdiag run --layer-times measures them.",
+}
+"""What a split of the layers is reckoned from, by ``Prediction.layer_times``."""
+
 
 def table(run: Any, answer: Any) -> str:  # noqa: ANN401  (parts of an analysis; reports do not import it)
     """The run in a line, the predictions, and what cannot be."""
     lines = [_run_line(run), ""]
     if answer.predictions:
         lines += [*_rows(answer.predictions), "", LEGEND]
+        lines += dict.fromkeys(LAYERS[found.layer_times] for found in answer.predictions if found.layer_times)
     doubtful = [found.error_fraction for found in answer.predictions if found.error_fraction > NOT_RELIABLE]
     if doubtful:
         lines.append(
@@ -110,4 +117,5 @@ def _plain_prediction(found: Any) -> dict[str, Any]:  # noqa: ANN401
         "activations": list(found.memory.activations_R),
         "memory_bytes": None if found.memory.bytes_R is None else [int(size) for size in found.memory.bytes_R],
         "layers": None if found.change.layers is None else list(found.change.layers),
+        "layer_times": found.layer_times or None,
     }

@@ -7,7 +7,8 @@ Why it matters: The slowest stage sets the pace of the whole pipeline; more micr
 help. A stage 30 % over the others comes before any other tuning.
 
 What to try: Move layers off the slow stage by measured time, not by number of layers: embedding, loss head and
-mixture-of-experts layers cost what they cost. For unequal microbatches, balance them by their cost.
+mixture-of-experts layers cost what they cost. Where the run was recorded with --layer-times, the advice names the
+best split. For unequal microbatches, balance them by their cost.
 
 Source: the rule of thumb of 30 % is from practice; Lin et al., Understanding Stragglers in Large Model Training (2025),
 for stage and sequence-length imbalance.
@@ -17,11 +18,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
-from ppdiag.analyzers.what_if import Change, predict, run_of
-from ppdiag.diagnosis import Advice, Cause, Symptom, percent
+from ppdiag.analyzers.what_if import Change, memory, predict, run_of
+from ppdiag.analyzers.what_if.measured_layers import measured_layers
+from ppdiag.analyzers.what_if.survey import best_layers
+from ppdiag.diagnosis import WORTH_SAYING, Advice, Cause, Symptom, percent
+from ppdiag.errors import BadShape
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ppdiag.analyzers.symptoms import Evidence
 
 HOW = in_words_of(
@@ -37,6 +45,9 @@ MEASURE = {
     "microbatch": "imbalance between microbatches",
     "rank": "compute time of the ranks that hold one stage: within 10 % of each other",
 }
+
+STANDS_OUT = 1.3
+"""A layer that takes so many times as long as the median is named; the rule of thumb for stages."""
 
 
 def find(evidence: Evidence) -> Symptom | None:
@@ -68,7 +79,20 @@ def _numbers(evidence: Evidence) -> list[str]:
         f"busy {percent(slowest.busy_fraction)}; "
         f"all stages busy {percent(min(busy))} to {percent(max(busy))}"
     )
-    return rows
+    return [*rows, *_slowest_layer(evidence)]
+
+
+def _slowest_layer(evidence: Evidence) -> list[str]:
+    """The layer that takes longest, where layers were recorded and it stands out."""
+    measured = measured_layers(evidence.trace, evidence.shape)
+    if measured is None:
+        return []
+    times_L, names = np.concatenate(measured.weights), [name for own in measured.names for name in own]
+    slowest, usual = int(np.argmax(times_L)), float(np.median(times_L))
+    if times_L[slowest] < STANDS_OUT * usual:
+        return []
+    took = f"{times_L[slowest] * 1e3:.1f} ms of each microbatch, {times_L[slowest] / usual:.1f} times the median layer"
+    return [f"layer {slowest} ({names[slowest] or 'unnamed'}) takes {took}"]
 
 
 def _advice(evidence: Evidence) -> Advice:
@@ -82,13 +106,15 @@ def _advice(evidence: Evidence) -> Advice:
             "Look at the slow ranks' machines",
             "clocks, throttling and other processes on the slow rank's host",
         )
+    elif (split_advice := _split_advice(evidence)) is not None:
+        return split_advice
     else:
         even = "stage"
         verdict = evidence.diagnosis.verdict
         places = {"stage": verdict.stage, "rank": verdict.rank}
         named = next((f"{kind} {number}" for kind, number in places.items() if number is not None), "the slow stages")
         action = f"Move layers off {named}, by measured time"
-        how = evidence.says(HOW)
+        how = f"{evidence.says(HOW)}; ppdiag run --layer-times names the split"
     found = predict(run_of(evidence.analysis), Change(even=even))
     return Advice(
         action=action,
@@ -98,3 +124,29 @@ def _advice(evidence: Evidence) -> Advice:
         source=f"replay of the run with {found.change.words}, which layers and samples can only come near to",
         measure_after=MEASURE[even],
     )
+
+
+def _split_advice(evidence: Evidence) -> Advice | None:
+    """The best split of the layers, where the record has their times and the replay gains by it."""
+    run = run_of(evidence.analysis)
+    if measured_layers(run.trace, run.shape) is None:
+        return None
+    try:
+        change = best_layers(run, limit_bytes=memory.device_bytes(run))
+    except BadShape:  # no split fits into the memory
+        return None
+    found = predict(run, change)
+    if found.gain < WORTH_SAYING:
+        return None
+    return Advice(
+        action=f"Split the layers {_counts(change.layers)} instead of {_counts(change.layers_now)}",
+        how=evidence.says(HOW),
+        gain_fraction=found.gain,
+        gain_range=found.gain_range,
+        source="replay of the run with this split, by what was measured of each layer",
+        measure_after=MEASURE_AFTER,
+    )
+
+
+def _counts(layers: Sequence[int] | None) -> str:
+    return ",".join(map(str, layers or ()))

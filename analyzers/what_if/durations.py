@@ -12,7 +12,7 @@ import numpy as np
 
 from ppdiag.analyzers.edges import CHAIN
 from ppdiag.analyzers.messages import MISSING
-from ppdiag.analyzers.what_if.layers import stage_factors
+from ppdiag.analyzers.what_if.measured_layers import known_layers
 from ppdiag.analyzers.what_if.op_times import OpKey, op_times
 from ppdiag.analyzers.what_if.run import is_op, stage_seconds
 from ppdiag.analyzers.why import equalised_work
@@ -101,7 +101,12 @@ def _usual_host(graph: Graph, rank: int) -> np.ndarray:
 def _other_layers(run: Run, graph: Graph, change: Change) -> Graph:
     """Each stage's ops take as much more or less as its layers do."""
     assert change.layers is not None
-    factor_S = stage_factors(stage_seconds(graph, run.stages), change.layers, change.layers_now)
+    if len(change.layers) != run.stages:
+        split = ",".join(map(str, change.layers))
+        raise BadShape(f"the run has {run.stages} stages, and {split} is for {len(change.layers)}")
+    known = known_layers(run, total=sum(change.layers), given=change.layers_now)
+    stage_S = stage_seconds(graph, run.stages)
+    factor_S = known.times(stage_S).of(change.layers) / np.maximum(stage_S, 1e-12)
     factor_N = np.where(is_op(graph), factor_S[np.maximum(graph.stage_N, 0)], 1.0)
     return replace(graph, work_NK=graph.work_NK * factor_N[:, None])
 

@@ -74,19 +74,6 @@ def layer_times(stage_S: np.ndarray, counts: Sequence[int]) -> LayerTimes:
     return LayerTimes(layer_L, float(beyond_S[0]), float(beyond_S[-1]) if len(counts) > 1 else 0.0)
 
 
-def stage_factors(stage_S: np.ndarray, layers: Sequence[int], now: Sequence[int] | None) -> np.ndarray:
-    """How many times as long each stage takes with this split (S).
-
-    Raises:
-        BadShape: the numbers do not fit the stages or each other.
-    """
-    if len(layers) != len(stage_S):
-        raise BadShape(f"the run has {len(stage_S)} stages, and {','.join(map(str, layers))} is for {len(layers)}")
-    counts = layers_now(sum(layers), len(stage_S), now)
-    new_S = layer_times(stage_S, counts).of(layers)
-    return new_S / np.maximum(stage_S, 1e-12)
-
-
 def best_split(times: LayerTimes, stages: int, *, most_S: Sequence[int] | None = None) -> tuple[int, ...] | None:
     """The contiguous split whose longest stage is shortest; of those, the one nearest to equal (least sum of squares).
 

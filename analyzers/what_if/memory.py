@@ -11,7 +11,7 @@ import numpy as np
 
 from ppdiag.analyzers.schedules import peak_activations
 from ppdiag.analyzers.validation import whole_or_none
-from ppdiag.analyzers.what_if.layers import layers_now
+from ppdiag.analyzers.what_if.measured_layers import known_layers
 from ppdiag.model import Kind, Payload
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _layer_ratio(run: Run, rank: int, change: Change) -> float:
     """How many times as many layers a rank gets."""
     if change.layers is None:
         return 1.0
-    now = layers_now(sum(change.layers), len(change.layers), change.layers_now)
+    now = known_layers(run, total=sum(change.layers), given=change.layers_now).counts
     own = list(run.shape.stages[rank])
     before = sum(now[stage] for stage in own)
     return sum(change.layers[stage] for stage in own) / before if before else 1.0

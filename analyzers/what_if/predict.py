@@ -20,6 +20,7 @@ from ppdiag.analyzers.what_if import memory, plans
 from ppdiag.analyzers.what_if.change import Change
 from ppdiag.analyzers.what_if.durations import changed
 from ppdiag.analyzers.what_if.layout import lay_out, slowest_replicas
+from ppdiag.analyzers.what_if.measured_layers import known_layers
 from ppdiag.analyzers.what_if.run import AHEAD
 from ppdiag.errors import BadShape
 
@@ -48,6 +49,8 @@ class Prediction:
         error_fraction: how far the same way of replaying is from the measured steps where nothing is changed.
         memory: what each rank along the pipeline holds at most.
         memory_now: the same of the run as it was.
+        layer_times: where the times of layers are from (``measured_layers.MEASURED``, ``EQUAL``); empty where the
+            change is about no layers.
     """
 
     change: Change
@@ -57,6 +60,7 @@ class Prediction:
     error_fraction: float
     memory: Held
     memory_now: Held
+    layer_times: str = ""
 
     @property
     def step_s(self) -> float:
@@ -114,7 +118,8 @@ def predict(run: Run, change: Change) -> Prediction:
         step_K = graph.duration_K + new_K - kept_K
     error = float(np.median(np.abs(same_K / graph.duration_K - 1.0)))
     held = memory.held(run, plan, now, change), memory.held(run, now, now, Change())
-    return Prediction(change, step_K, graph.duration_K, work_ratio, error, *held)
+    source = known_layers(run, total=sum(change.layers), given=change.layers_now).source if change.layers else ""
+    return Prediction(change, step_K, graph.duration_K, work_ratio, error, *held, source)
 
 
 def _laid_out(run: Run, graph: Graph, plan: Plan, replicas: Sequence[int]) -> Graph:

@@ -8,7 +8,8 @@ import numpy as np
 
 from ppdiag.analyzers.planning import orders
 from ppdiag.analyzers.what_if.change import Change, LinkFactor, Place
-from ppdiag.analyzers.what_if.layers import best_split, layer_times, layers_now
+from ppdiag.analyzers.what_if.layers import best_split
+from ppdiag.analyzers.what_if.measured_layers import known_layers, measured_layers
 from ppdiag.analyzers.what_if.predict import Prediction, predict
 from ppdiag.analyzers.what_if.run import link_time, stage_seconds
 from ppdiag.errors import BadShape
@@ -62,13 +63,15 @@ def single_changes(run: Run, *, now: Sequence[int] | None = None, limit_bytes: f
 
     Args:
         run: the run.
-        now: layers of each stage, where they are known: then the best split of them is among the changes.
+        now: layers of each stage, where they are known: then (and where the record has the layers) the best split of
+            them is among the changes.
         limit_bytes: what a rank may hold at most.
     """
     microbatches = run.shape.microbatches
     found = [Change(microbatches=times * microbatches) for times in (2, 4)]
     found += [Change(schedule=name, chunks=chunks) for name, chunks in SCHEDULES if not _is_own(run, name, chunks)]
-    found.append(Change(even="stage") if now is None else best_layers(run, now, limit_bytes=limit_bytes))
+    unknown = now is None and measured_layers(run.trace, run.shape) is None
+    found.append(Change(even="stage") if unknown else best_layers(run, now, limit_bytes=limit_bytes))
     found += [Change(even="microbatch"), *([Change(even="rank")] if len(run.shape.pipelines) > 1 else [])]
     found += [Change(repair=(place,)) for place in (*_slow_stages(run), *_slow_ranks(run))]
     if run.graph.links:
@@ -77,14 +80,19 @@ def single_changes(run: Run, *, now: Sequence[int] | None = None, limit_bytes: f
     return [*found, Change(checkpoint=True)]
 
 
-def best_layers(run: Run, now: Sequence[int], *, limit_bytes: float | None = None) -> Change:
+def best_layers(run: Run, now: Sequence[int] | None = None, *, limit_bytes: float | None = None) -> Change:
     """The split of the layers whose longest stage is shortest, as a change.
 
+    Args:
+        run: the run.
+        now: layers of each stage; None for those of the record.
+        limit_bytes: what a rank may hold at most.
+
     Raises:
-        BadShape: ``now`` does not fit the run, or no split fits into the memory.
+        BadShape: ``now`` does not fit the run or is not recorded, or no split fits into the memory.
     """
-    counts = layers_now(sum(now), run.stages, now)
-    times = layer_times(stage_seconds(run.graph, run.stages), counts)
+    known = known_layers(run, given=now)
+    counts, times = known.counts, known.times(stage_seconds(run.graph, run.stages))
     most = _most_layers(run, counts, limit_bytes)
     split = best_split(times, run.stages, most_S=most)
     if split is None:

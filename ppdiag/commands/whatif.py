@@ -53,8 +53,12 @@ class Wish(NamedTuple):
 @click.option("--keep-batch", is_flag=True, help="With --microbatches: smaller ones of the same batch, not more.")
 @click.option("--schedule", multiple=True, metavar="NAME[:V]", help="Another schedule. May be repeated.")
 @click.option("--layers", metavar="N,N,...", help="Another split: layers of each stage.")
-@click.option("--layers-now", metavar="N,N,...", help="Layers of each stage in the run (default: as even as they go).")
-@click.option("--balance", is_flag=True, help="The best split of --layers-now by measured time.")
+@click.option(
+    "--layers-now",
+    metavar="N,N,...",
+    help="Layers of each stage in the run (default: as recorded, else as even as they go).",
+)
+@click.option("--balance", is_flag=True, help="The best split of the layers, by measured times.")
 @click.option("--link", multiple=True, metavar="A-B=xF", help="The link of two stages F times as fast.")
 @click.option("--network", metavar="xF", help="All links F times as fast.")
 @click.option("--overlap", is_flag=True, help="No rank waits for a send, and messages travel at once.")
@@ -109,8 +113,6 @@ def _check(wish: Wish) -> None:
         raise click.UsageError("--keep-batch needs --microbatches")
     if wish.balance and wish.layers is not None:
         raise click.UsageError("--balance finds the split that --layers gives: use one of them")
-    if wish.balance and wish.layers_now is None:
-        raise click.UsageError("--balance needs --layers-now: how many layers each stage has in the run")
 
 
 def _run(paths: Sequence[Path]) -> Run:
@@ -143,7 +145,7 @@ def _changes(run: Run, wish: Wish, limit_bytes: float | None) -> list[Change]:
 
     now = _numbers(wish.layers_now, "--layers-now") if wish.layers_now else None
     layers = _numbers(wish.layers, "--layers") if wish.layers else None
-    if wish.balance and now is not None:
+    if wish.balance:
         layers = survey.best_layers(run, now, limit_bytes=limit_bytes).layers
     links = tuple(_link(text) for text in wish.link)
     if wish.network is not None:

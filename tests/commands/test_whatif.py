@@ -89,7 +89,7 @@ def test_the_best_split_is_given_with_its_layers(run_dir: Path) -> None:
         (["--repair", "everything"], "write stage:N or rank:N"),
         (["--memory-limit", "80"], "no readings of the device's memory"),
         (["--microbatches", "1000000"], "is too large to replay"),
-        (["--balance"], "--balance needs --layers-now"),
+        (["--balance"], "give --layers-now, or record with ppdiag run --layer-times"),
         (["--balance", "--layers", "1,2,3,4", "--layers-now", "1,2,3,4"], "use one of them"),
         (["--keep-batch"], "--keep-batch needs --microbatches"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppdiag.analyzers.what_if.layers import LayerTimes, best_split, layer_times, layers_now, stage_factors
+from ppdiag.analyzers.what_if.layers import LayerTimes, best_split, layer_times, layers_now
 from ppdiag.errors import BadShape
 
 
@@ -46,7 +46,7 @@ def test_what_the_last_stage_takes_over_its_layers_is_head_and_loss() -> None:
 
 def test_layers_of_a_stage_between_take_their_time_along() -> None:
     # stage 1's four layers take 2 each; one of them goes to stage 2
-    assert stage_factors(np.array([4.0, 8.0, 4.0]), (4, 3, 5), (4, 4, 4)).tolist() == [1.0, 0.75, 1.5]
+    assert layer_times(np.array([4.0, 8.0, 4.0]), (4, 4, 4)).of((4, 3, 5)).tolist() == [4.0, 6.0, 6.0]
 
 
 def test_layers_lie_evenly_unless_it_is_said_how() -> None:
