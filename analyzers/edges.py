@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,11 @@ class Edges:
     def take(self, order: np.ndarray) -> Edges:
         """The edges of these indices, in this order."""
         return Edges(**{name: getattr(self, name)[order] for name in self.__slots__})
+
+    def as_fields(self) -> dict[str, Any]:
+        """The columns by the names that ``graph.Graph`` gives them."""
+        of_edges = {f"{name}_E": getattr(self, name) for name in ("src", "dst", "first", "last", "link", "optional")}
+        return {**of_edges, "transfer_EK": self.transfer}
 
 
 def excess(edges: Edges) -> np.ndarray:
