@@ -2,22 +2,25 @@
 
 Ranks whose records name the same clock (same boot, same time namespace) need nothing. Across clocks a ladder is used:
 ping-pong probes (a weighted linear fit of offset and drift with certified bounds), else the wall clocks of the hosts.
-Messages check either: nothing is received before it was sent (:func:`message_bounds`).
+Messages check either: nothing is received before it was sent (:func:`checked`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.validation import whole_or_none
+from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ppdiag.trace import RankFacts
+    from ppdiag.analyzers.messages import Messages
+    from ppdiag.trace import RankFacts, Trace
 
 WALL_CLOCK_ERROR_S = 5e-3
 """Error to expect between the wall clocks of two hosts kept by NTP on one network, where nothing better is known."""
@@ -41,6 +44,7 @@ class Line:
     drift: float = 0.0
     origin_ns: int = 0
     error_ns: float = 0.0
+    by_wall_clock: bool = False
 
 
 @dataclass(slots=True)
@@ -74,11 +78,20 @@ def align(facts: Mapping[int, RankFacts]) -> Clocks:
         lines[rank], how = _line_of(facts[rank], reference, probes[facts[rank].clock])
         if how:
             warnings.append(how)
-    error_s = max(line.error_ns for line in lines.values()) / 1e9
     if warnings:
         hosts = sorted({facts[rank].host for rank in ranks if lines[rank].error_ns})
         warnings = [f"no clock probes between the hosts ({', '.join(hosts)}): aligned by their wall clocks only"]
-    return Clocks(lines, error_s, warnings)
+    return Clocks(lines, _error_between_any_s(facts, lines), warnings)
+
+
+def _error_between_any_s(facts: Mapping[int, RankFacts], lines: Mapping[int, Line]) -> float:
+    """Bound on the error between any two ranks: each line's error is against the reference, so that two of them add.
+
+    Of wall clocks it is between any two hosts already.
+    """
+    measured = {facts[rank].clock: line.error_ns for rank, line in lines.items() if not line.by_wall_clock}
+    by_wall_clock = max((line.error_ns for line in lines.values() if line.by_wall_clock), default=0.0)
+    return sum(sorted([by_wall_clock, *measured.values()])[-2:]) / 1e9
 
 
 def _line_of(rank: RankFacts, reference: RankFacts, probes: Sequence[Mapping[str, int]]) -> tuple[Line, str]:
@@ -94,8 +107,8 @@ def _wall_clock_line(rank: Mapping[str, Any], reference: Mapping[str, Any]) -> L
     """From the pair (local clock, wall clock) that each rank noted at its start."""
     own, other = _wall_minus_local(rank), _wall_minus_local(reference)
     if own is None or other is None:
-        return Line(error_ns=UNKNOWN_ERROR_S * 1e9)
-    return Line(offset_ns=float(own - other), error_ns=WALL_CLOCK_ERROR_S * 1e9)
+        return Line(error_ns=UNKNOWN_ERROR_S * 1e9, by_wall_clock=True)
+    return Line(offset_ns=float(own - other), error_ns=WALL_CLOCK_ERROR_S * 1e9, by_wall_clock=True)
 
 
 def _wall_minus_local(facts: Mapping[str, Any]) -> int | None:
@@ -140,6 +153,33 @@ def _weighted_line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[fl
     spread = np.average((x - centre) ** 2, weights=weight)
     slope = float(np.average((x - centre) * y, weights=weight) / spread) if spread > 0 else 0.0
     return slope, float(np.average(y, weights=weight) - slope * centre)
+
+
+def checked(trace: Trace, messages: Messages) -> Trace:
+    """The trace with as much error of its clocks as its messages prove, and a word on it where that is more.
+
+    Only messages between ranks that read different clocks prove any.
+    """
+    spans, clock_of = trace.spans, clock_numbers(trace)
+    waited = (spans["kind"] == Kind.RECV) & ((spans["flags"] & np.uint16(Flag.NEVER_WAITED)) == 0)
+    received = np.flatnonzero(waited & (messages.partner != MISSING))
+    sent = messages.partner[received]
+    apart = clock_of[spans["rank"][sent]] != clock_of[spans["rank"][received]]
+    error_s = message_bounds(spans["post_ns"][sent[apart]], spans["end_ns"][received[apart]])
+    if error_s <= trace.clock_error_s:
+        return trace
+    said = f"messages end up to {error_s * 1e3:.2f} ms before they were sent: the clocks are off by that at least"
+    return replace(trace, clock_error_s=error_s, warnings=(*trace.warnings, said))
+
+
+def clock_numbers(trace: Trace) -> np.ndarray:
+    """For each rank a number; ranks that read one clock, or whose clocks are not known, have the same."""
+    clocks = sorted({facts.clock for facts in trace.ranks.values()})
+    numbers = np.zeros(int(trace.spans["rank"].max(initial=0)) + 1, np.int64)
+    for rank, facts in trace.ranks.items():
+        if rank < len(numbers):
+            numbers[rank] = clocks.index(facts.clock)
+    return numbers
 
 
 def message_bounds(sent_ns: np.ndarray, received_ns: np.ndarray) -> float:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ppdiag.analyzers import clock, links, results, timeline, verdict
 from ppdiag.analyzers import graph as step_graph
-from ppdiag.analyzers import links, results, timeline, verdict
 from ppdiag.analyzers import program as rank_program
 from ppdiag.analyzers.attribution import attribute, by_step, split_host, split_imbalance
 from ppdiag.analyzers.overhead import overhead, shortfall
@@ -71,6 +71,8 @@ def analyse(trace: Trace, progress: Callable[[str, int, int], None] | None = Non
     trace, shape = label(trace, steps)
     tell(_PARTS[1], 1, 4)
     program = rank_program.build(trace, steps)
+    trace = clock.checked(trace, program.messages)
+    program = replace(program, trace=trace)
     graphs, left_out = step_graph.build_graphs(program, steps)
     if not graphs:
         raise BadRecord(f"{trace.job.source}: the messages of every step contradict the order of its ops")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ppdiag.analyzers.clock import clock_numbers
 from ppdiag.analyzers.measured_times import RETURNED_AT_ONCE
 from ppdiag.analyzers.messages import MISSING
 from ppdiag.analyzers.steps import pipeline_work
@@ -55,7 +56,7 @@ class _Received:
         certain = waited & (spans["start_ns"][received] <= ready)
         transfer_s = np.maximum(spans["end_ns"][received] - ready, 0) / 1e9
         pairs = np.stack([spans["stage"][sent], spans["stage"][received]], axis=1)
-        apart = _clock_numbers(program.trace)
+        apart = clock_numbers(program.trace)
         return cls(
             received=received,
             sent=sent,
@@ -125,16 +126,6 @@ def _shorter(spans: np.ndarray, received: np.ndarray, sent: np.ndarray) -> np.nd
         blocked = waited & ((spans["end_ns"][end] - spans["start_ns"][end]) / 1e9 > at_once_s)
         taken.append(np.where(blocked, (spans["end_ns"][end] - spans["post_ns"][end]) / 1e9, np.nan))
     return np.minimum(*taken)
-
-
-def _clock_numbers(trace: Trace) -> np.ndarray:
-    """For each rank a number; ranks that read one clock, or whose clocks are not known, have the same."""
-    clocks = sorted({facts.clock for facts in trace.ranks.values()})
-    numbers = np.zeros(int(trace.spans["rank"].max(initial=0)) + 1, np.int64)
-    for rank, facts in trace.ranks.items():
-        if rank < len(numbers):
-            numbers[rank] = clocks.index(facts.clock)
-    return numbers
 
 
 def _carries_work(spans: np.ndarray, received: np.ndarray, sent: np.ndarray) -> np.ndarray:

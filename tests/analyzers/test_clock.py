@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
-from ppdiag.analyzers.clock import MOST_DRIFT, UNKNOWN_ERROR_S, WALL_CLOCK_ERROR_S, align, fit_probes, message_bounds
+from ppdiag.analyzers.clock import (
+    MOST_DRIFT,
+    UNKNOWN_ERROR_S,
+    WALL_CLOCK_ERROR_S,
+    align,
+    checked,
+    fit_probes,
+    message_bounds,
+)
+from ppdiag.analyzers.messages import match
+from ppdiag.model import Kind
 from ppdiag.trace import RankFacts
-from tests.analyzers.factory import MS, spans_of
+from tests.analyzers.factory import MS, spans_of, trace_of
+
+if TYPE_CHECKING:
+    from ppdiag.trace import Trace
 
 SECOND = 1_000_000_000
 OFFSET_NS = 30 * SECOND
@@ -125,3 +141,39 @@ def test_a_receive_before_its_send_measures_the_clocks_error() -> None:
     sent, received = np.array([10_000, 20_000]), np.array([7_000, 25_000])
     assert message_bounds(sent, received) == 3e-6
     assert message_bounds(received, sent + 10_000) == 0.0
+
+
+def test_the_error_between_two_hosts_that_were_both_compared_with_a_third_is_the_sum_of_theirs() -> None:
+    # one probe each: a round trip of 40 and of 100 us bounds the offset to 20 and to 50 us
+    def asked(round_trip_ns: int) -> tuple[dict[str, int], ...]:
+        return ({"t0": 0, "t1": 500, "t2": 500, "t3": round_trip_ns, "burst": 0},)
+
+    far, near = facts(1, "b", clock_probes=asked(100_000)), facts(2, "c", clock_probes=asked(40_000))
+    beside = facts(3, "c")
+    assert align({0: facts(0, "a"), 1: far}).error_s == pytest.approx(50e-6)
+    assert align({0: facts(0, "a"), 1: far, 2: near, 3: beside}).error_s == pytest.approx(70e-6)
+
+
+def two_hosts(ahead_ns: int, error_s: float) -> Trace:
+    """Rank 0 sends at 10 ms, rank 1 has it at 12 ms; rank 1's clock is ahead by this."""
+    ends = {"group": 0, "seq": 0, "stage": 0}
+    rows = [
+        {"kind": Kind.SEND, "rank": 0, "peer": 1, "start_ns": 10 * MS, "end_ns": 10 * MS, **ends},
+        {"kind": Kind.RECV, "rank": 1, "peer": 0, "start_ns": 9 * MS + ahead_ns, "end_ns": 12 * MS + ahead_ns, **ends},
+    ]
+    ranks = {0: facts(0, "a"), 1: facts(1, "b")}
+    return replace(trace_of(spans_of(rows)), ranks=ranks, clock_error_s=error_s)
+
+
+def test_a_message_that_ends_before_it_was_sent_proves_an_error_of_the_clocks() -> None:
+    late = two_hosts(-7 * MS, 0.001)
+    found = checked(late, match(late))
+    assert found.clock_error_s == pytest.approx(0.005)
+    assert found.warnings == ("messages end up to 5.00 ms before they were sent: the clocks are off by that at least",)
+
+
+def test_messages_that_the_stated_error_allows_or_that_share_a_clock_prove_nothing() -> None:
+    for trace in (two_hosts(0, 0.0), two_hosts(-7 * MS, 0.006)):
+        assert checked(trace, match(trace)) is trace
+    one_clock = replace(two_hosts(-7 * MS, 0.0), ranks={0: facts(0, "a"), 1: facts(1, "a")})
+    assert checked(one_clock, match(one_clock)) is one_clock
