@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ppdiag.analyzers.sources.sorting import some, sort_out
+from ppdiag.analyzers.sources.unpacking import unpacked
 from ppdiag.errors import NoPipelineFound
 from ppdiag.registry import Registry
 from ppdiag.trace import Trace
@@ -67,17 +68,23 @@ def read_recording(paths: Sequence[Path], progress: Progress | None = None, rank
         NotARun: no source recognises the paths.
     """
     sources: dict[str, Source] = {name: SOURCES.load(name)() for name in SOURCES.names()}
-    chosen = sort_out(paths, sources)
-    source = sources[chosen.name]
-    if ranks and hasattr(source, "ranks"):
-        source.ranks = tuple(ranks)
-    recording = source.read(chosen.paths, progress)
-    if not chosen.left_out:
-        return recording
-    warnings = (*chosen.left_out, *recording.warnings)
+    with unpacked(paths, sources) as found:
+        chosen = sort_out(found.paths, sources)
+        source = sources[chosen.name]
+        if ranks and hasattr(source, "ranks"):
+            source.ranks = tuple(ranks)
+        recording = source.read(chosen.paths, progress)
+    if found.names or chosen.left_out:
+        return _named(recording, paths, [found.words(said) for said in (*chosen.left_out, *found.warnings)])
+    return recording
+
+
+def _named(recording: Trace | Dumps, paths: Sequence[Path], warnings: list[str]) -> Trace | Dumps:
+    """The recording under the names that the user gave, with what is to be said of them."""
+    said = (*warnings, *recording.warnings)
     if isinstance(recording, Trace):
-        return replace(recording, warnings=warnings, job=replace(recording.job, source=some(paths)))
-    return replace(recording, warnings=warnings, source=some(paths))
+        return replace(recording, warnings=said, job=replace(recording.job, source=some(paths)))
+    return replace(recording, warnings=said, source=some(paths))
 
 
 def read_trace(paths: Sequence[Path], progress: Progress | None = None) -> Trace:

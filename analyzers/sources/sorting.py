@@ -45,7 +45,7 @@ def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
         PathNotFound: a path does not exist, or a pattern matches nothing.
         NotARun: no source recognises anything.
     """
-    named = [path for given in paths for path in _expand(given)]
+    named = [path for given in paths for path in expand(given)]
     for path in named:
         if not os.access(path, os.R_OK):
             raise NotARun(f"{path}: cannot be read (permission denied)")
@@ -70,7 +70,7 @@ def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
     return Chosen(best, tuple(kinds[best]), (said,) if left_out else ())
 
 
-def _expand(path: Path) -> list[Path]:
+def expand(path: Path) -> list[Path]:
     """The paths that a pattern matches; a path that exists is itself."""
     if path.exists():
         return [path]
@@ -86,7 +86,7 @@ def _kinds(paths: Sequence[Path], sources: Mapping[str, Source]) -> tuple[dict[s
     """Files and runs by the source that reads them, and those that none reads, or nobody may read."""
     kinds: dict[str, list[Path]] = defaultdict(list)
     unknown = []
-    for path in _leaves(paths, sources[WHOLE]) if WHOLE in sources else paths:
+    for path in leaves(paths, sources):
         readable = os.access(path, os.R_OK)
         kind = next((name for name, source in sources.items() if readable and source.recognises(path)), None)
         if kind is not None:
@@ -96,10 +96,10 @@ def _kinds(paths: Sequence[Path], sources: Mapping[str, Source]) -> tuple[dict[s
     return kinds, unknown
 
 
-def _leaves(paths: Iterable[Path], runs: Source) -> Iterable[Path]:
+def leaves(paths: Iterable[Path], sources: Mapping[str, Source]) -> Iterable[Path]:
     """Files, and those of the paths that are runs. Runs in a directory may be of several jobs: so name them."""
     for path in paths:
-        if path.is_dir() and not runs.recognises(path):
+        if WHOLE in sources and path.is_dir() and not sources[WHOLE].recognises(path):
             inside = sorted(itertools.islice(path.iterdir(), MOST_FILES))
             yield from (file for file in inside if file.is_file())
         else:
@@ -114,7 +114,7 @@ def _looked_at(paths: Sequence[Path], sources: Mapping[str, Source]) -> str:
         return f", but it holds {len(runs)} run{'s' if len(runs) > 1 else ''}: name one of {some(runs)}"
     if all(path.is_dir() and not any(path.iterdir()) for path in paths):
         return ": the directory is empty" if len(paths) == 1 else ": the directories are empty"
-    if any(_is_nccl_log(path) for path in _leaves(paths, sources[WHOLE])):
+    if any(_is_nccl_log(path) for path in leaves(paths, sources)):
         return "; NCCL's logs are read by ppdiag nccl"
     if inside:
         return "; directories in it are not searched, name them"
