@@ -9,42 +9,17 @@ can be.
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
-import time
 
-from tunlink import PACKETS_A_TURN, device  # type: ignore[import-not-found]  # beside this file
+from tunlink import Line, be_prompt, device, packets  # type: ignore[import-not-found]  # beside this file
 
 TARGET = 19
 """The byte of an IPv4 header that ends its destination."""
 FAST = (0.0, float("inf"))
-
-
-class Line:
-    """One direction of a link: first in, first out, and nothing is lost."""
-
-    def __init__(self, target: int, delay_s: float, bytes_per_s: float) -> None:
-        self._target, self._delay_s, self._bytes_per_s = target, delay_s, bytes_per_s
-        self._queue: collections.deque[tuple[float, bytes]] = collections.deque()
-        self._free = 0.0
-        """When the line has sent all that it was given."""
-
-    def put(self, packet: bytes) -> None:
-        self._free = max(time.monotonic(), self._free) + len(packet) / self._bytes_per_s
-        self._queue.append((self._free + self._delay_s, packet))
-
-    def deliver(self) -> float:
-        """Put out what is due; returns the seconds until more will be, at most 1."""
-        now = time.monotonic()
-        while self._queue and self._queue[0][0] <= now:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._target, self._queue.popleft()[1])
-        return min(1.0, self._queue[0][0] - now) if self._queue else 1.0
 
 
 def lines_between(devices: list[int], links: list[str]) -> dict[tuple[int, int], Line]:
@@ -60,12 +35,10 @@ def lines_between(devices: list[int], links: list[str]) -> dict[tuple[int, int],
 
 def take(source: int, device: int, lines: dict[tuple[int, int], Line]) -> None:
     """Take in what a namespace has sent, each packet on its line."""
-    with contextlib.suppress(BlockingIOError):
-        for _ in range(PACKETS_A_TURN):
-            packet = os.read(device, 65536)
-            line = lines.get((source, packet[TARGET] - 1)) if packet[0] >> 4 == 4 else None
-            if line is not None:
-                line.put(packet)
+    for packet in packets(device):
+        line = lines.get((source, packet[TARGET] - 1)) if packet[0] >> 4 == 4 else None
+        if line is not None:
+            line.put(packet)
 
 
 def main() -> None:
@@ -73,8 +46,7 @@ def main() -> None:
     stop: list[int] = []
     parent = os.getppid()
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
-    with contextlib.suppress(PermissionError):
-        os.nice(-10)  # it stands for hardware
+    be_prompt()
     try:
         devices = [device(name, f"10.99.0.{number + 1}") for number, name in enumerate(namespaces)]
         lines = lines_between(devices, sys.argv[2:])
