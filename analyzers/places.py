@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ppdiag.analyzers.diagnose import Analysis
     from ppdiag.analyzers.graph import Graph, Link
+    from ppdiag.trace import ProcessGroup
 
 MOST_PLACES = 32
 """Places replayed; those whose own time differs most come first, the others count as together."""
@@ -54,7 +55,7 @@ def place_changes(a: Analysis, b: Analysis) -> list[PlaceChange]:
     found = []
     for place, there, here in zip(places, forth, back, strict=True):
         sides = [effect for effect in (there, None if here is None else -here) if effect is not None]
-        change = _named(place, a, float(np.mean(sides)) if sides else 0.0)
+        change = _named(place, (*a.trace.groups, *b.trace.groups), float(np.mean(sides)) if sides else 0.0)
         if place.what is What.WORK:
             change = replace(change, rank=_one_rank(place.where[0], totals_a, totals_b))
         found.append(change)
@@ -183,11 +184,11 @@ def _world(graph: Graph, run: Analysis, ratio_N: np.ndarray, change: tuple[_Plac
     return World(transfer_L=np.array([factor if _place_of_link(x, run) == place else 1.0 for x in graph.links]))
 
 
-def _named(place: _Place, run: Analysis, change_s: float) -> PlaceChange:
+def _named(place: _Place, groups: Sequence[ProcessGroup], change_s: float) -> PlaceChange:
     where = place.where
     group = None
     if place.what is What.COLLECTIVE:
-        group = next(group.name for group in run.trace.groups if group.ranks == where)
+        group = next(group.name for group in groups if group.ranks == where)
     return PlaceChange(
         place.what,
         stage=where[0] if place.what is What.WORK else None,

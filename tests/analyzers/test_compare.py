@@ -160,3 +160,12 @@ def test_the_dict_holds_all_that_was_found():
         "host",
         "unexplained",
     }
+
+
+def test_collectives_of_a_group_that_only_the_second_run_has_are_a_place():
+    # the first job never used the group, so that its record does not name it
+    a = replace(pipeline(tail=None).trace(), groups=())
+    found = compared(a, pipeline(tail=50 * MS).trace())
+    (collectives,) = [change for change in found.places if change.what is What.COLLECTIVE]
+    assert collectives.group == "group0"
+    assert collectives.change_s == pytest.approx(0.050)
