@@ -7,13 +7,13 @@ where that is one by itself (a transfer, the host); of waits for others the gap 
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ppdiag.analyzers.program import COMPUTE, END, START
 from ppdiag.analyzers.replay import event_times, replay
+from ppdiag.analyzers.where import contains
 from ppdiag.analyzers.why import CHOICES, eight_worlds, shapley
 from ppdiag.diagnosis import Cause, Place
 from ppdiag.exported import CAUSES, IDLE_SPAN_DTYPE, PLACES
@@ -88,12 +88,7 @@ def _within(intervals: np.ndarray, bounds: np.ndarray) -> np.ndarray:
         return np.zeros((0, 2), np.int64)
     edges = np.unique(np.concatenate([intervals.ravel(), bounds.ravel()]))
     pieces = np.stack([edges[:-1], edges[1:]], axis=1)
-    return pieces[_covered(intervals, pieces[:, 0]) & _covered(bounds.T, pieces[:, 0])]
-
-
-def _covered(intervals: np.ndarray, points: np.ndarray) -> np.ndarray:
-    at = np.searchsorted(intervals[:, 0], points, "right") - 1
-    return (at >= 0) & (points < intervals[np.maximum(at, 0), 1])
+    return pieces[contains(intervals, pieces[:, 0]) & contains(bounds.T, pieces[:, 0])]
 
 
 def _gaps_by_rank(run: Analysis) -> dict[int, _Gaps]:
@@ -115,10 +110,8 @@ def _gaps_by_rank(run: Analysis) -> dict[int, _Gaps]:
 def _in_parts(graph: Graph) -> Iterator[Graph]:
     """The graph with some of its steps at a time."""
     size = max(1, MOST_TIMES // len(graph.what_N))
-    columns = [f.name for f in fields(graph) if f.name.endswith("K") and getattr(graph, f.name) is not None]
     for first in range(0, len(graph.steps_K), size):
-        part = slice(first, first + size)
-        yield replace(graph, **{name: getattr(graph, name)[..., part] for name in columns})
+        yield graph.only(np.arange(first, min(first + size, len(graph.steps_K))))
 
 
 def _gaps_of(graph: Graph, zero_ns: np.ndarray) -> Iterator[tuple[int, _Gaps]]:

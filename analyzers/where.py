@@ -164,13 +164,15 @@ def _without(intervals: np.ndarray, busy: np.ndarray) -> np.ndarray:
         return intervals
     edges = np.unique(np.concatenate([intervals.ravel(), busy.ravel()]))
     pieces = np.stack([edges[:-1], edges[1:]], axis=1)
-    inside = _contains(intervals, pieces[:, 0]) & ~_contains(busy, pieces[:, 0])
+    inside = contains(intervals, pieces[:, 0]) & ~contains(busy, pieces[:, 0])
     return union(pieces[inside])
 
 
-def _contains(intervals: np.ndarray, points: np.ndarray) -> np.ndarray:
+def contains(intervals: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Mask of the points that the intervals (n x 2, disjoint, sorted, at least one) hold; an end is outside."""
     at = np.searchsorted(intervals[:, 0], points, "right") - 1
-    return (at >= 0) & (points < intervals[np.maximum(at, 0), 1])
+    inside: np.ndarray = (at >= 0) & (points < intervals[np.maximum(at, 0), 1])
+    return inside
 
 
 def covered_until(intervals: np.ndarray, points: np.ndarray) -> np.ndarray:
