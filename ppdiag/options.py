@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,6 +35,21 @@ def size_bytes(text: str) -> int:
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size; write for instance 500M or 2G")
     return round(float(match[1]) * _UNITS[match[2]])
+
+
+class NumberRange(click.FloatRange):
+    """A number within bounds. What click lets pass as one and is none (nan) is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """The number.
+
+        Raises:
+            click.BadParameter: it is none, or out of bounds.
+        """
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def record_size_bytes(text: str) -> int:

@@ -6,6 +6,7 @@ Several schedules share one time axis, so that their lengths compare by eye. A d
 from __future__ import annotations
 
 import io
+import textwrap
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,6 +47,7 @@ class Picture:
         chunks: stages a rank.
         boxes: the ops.
         facts: what is known about it, as (label, value).
+        layers: which layers of the model each rank holds; empty where that was not asked.
     """
 
     title: str
@@ -53,11 +55,25 @@ class Picture:
     chunks: int
     boxes: tuple[Box, ...]
     facts: tuple[tuple[str, str], ...]
+    layers: tuple[str, ...] = ()
 
     @property
     def length(self) -> float:
         """When the last op ends."""
         return max((box.end for box in self.boxes), default=0.0)
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """All that is known about it, a row each."""
+        return [*self.facts, *((f"layers of rank {rank}", layers) for rank, layers in enumerate(self.layers))]
+
+    def lane(self, rank: int) -> str:
+        """What stands beside the lane of a rank."""
+        return f"rank {rank}" + (f": layers {self.layers[rank]}" if self.layers else "")
+
+    def summary(self, width: int) -> list[str]:
+        """The facts as lines of so many characters."""
+        return textwrap.wrap("; ".join(f"{label} {value}" for label, value in self.facts), width)
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
@@ -101,8 +117,8 @@ def _label(box: Box, picture: Picture) -> str:
 
 
 def _facts(picture: Picture) -> list[str]:
-    width = max((len(label) for label, _ in picture.facts), default=0)
-    return [f"  {label:<{width}}  {value}" for label, value in picture.facts]
+    width = max((len(label) for label, _ in picture.rows), default=0)
+    return [f"  {label:<{width}}  {value}" for label, value in picture.rows]
 
 
 # -- SVG and page ------------------------------------------------------------------------------------------------------
@@ -110,32 +126,53 @@ def _facts(picture: Picture) -> list[str]:
 LANE = 26
 """Height of a lane in pixels."""
 GAP = 4
-LEFT = 70
 RIGHT = 16
-HEAD = 34
-"""Above the lanes: the title."""
+TITLE = 26
+LINE = 15
+"""Height of a line of facts."""
 FOOT = 22
+LEGEND = 24
 LETTER = 6.4
 """Width of a character of the labels in pixels."""
+SUMMARY = 165
+"""Characters of a line of facts, in SVG and PNG."""
 PLAY_S = 12.0
 """Length of the animation."""
+MEANING = (("F", "forward"), ("B", "backward"), ("W", "weight gradient"))
+PALER = "paler: the odd stages of a rank"
 
 
 def svg(pictures: Sequence[Picture], *, width: int = 1100, animate: bool = False) -> str:
     """All schedules as one SVG; ``animate`` lets the ops appear when they run."""
     length = max(picture.length for picture in pictures) or 1.0
-    scale = (width - LEFT - RIGHT) / length
-    parts: list[str] = []
-    top = 0.0
+    left = 16 + LETTER * max(len(picture.lane(rank)) for picture in pictures for rank in range(picture.ranks))
+    scale = max(width - left - RIGHT, width / 2) / length
+    width = round(left + length * scale + RIGHT)
+    parts: list[str] = _svg_legend(left)
+    top = float(LEGEND)
     for picture in pictures:
-        parts += _svg_picture(picture, top, scale, PLAY_S / length if animate else None)
-        top += HEAD + picture.ranks * (LANE + GAP) + FOOT
+        parts += _svg_picture(picture, (left, top), scale, PLAY_S / length if animate else None)
+        top += _head(picture) + picture.ranks * (LANE + GAP) + FOOT
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top:g}" width="{width}" height="{top:g}" '
         f'role="img" aria-label="{escape("; ".join(picture.title for picture in pictures))}" '
         f'font-family="ui-sans-serif, system-ui, sans-serif" font-size="12">'
     )
     return "\n".join([head, f"<style>{_style(animate=animate)}</style>", *parts, "</svg>", ""])
+
+
+def _head(picture: Picture) -> int:
+    """Height of what stands above the lanes: the title and the facts."""
+    return TITLE + LINE * len(picture.summary(SUMMARY)) + 4
+
+
+def _svg_legend(left: float) -> list[str]:
+    parts, x = [], left
+    for kind, meaning in MEANING:
+        parts.append(f'<rect class="{kind}" x="{x:g}" y="6" width="12" height="12"/>')
+        parts.append(f'<text x="{x + 17:g}" y="16">{kind} {meaning}</text>')
+        x += 40 + LETTER * len(meaning)
+    return [*parts, f'<text x="{x:g}" y="16">{PALER}</text>']
 
 
 def _style(*, animate: bool) -> str:
@@ -148,20 +185,23 @@ def _style(*, animate: bool) -> str:
     return rules
 
 
-def _svg_picture(picture: Picture, top: float, scale: float, seconds: float | None) -> list[str]:
-    lanes = top + HEAD
-    parts = [f'<text class="t" x="{LEFT}" y="{top + 22:g}">{escape(picture.title)}</text>']
+def _svg_picture(picture: Picture, corner: tuple[float, float], scale: float, seconds: float | None) -> list[str]:
+    left, top = corner
+    lanes = top + _head(picture)
+    parts = [f'<text class="t" x="{left:g}" y="{top + 20:g}">{escape(picture.title)}</text>']
+    for number, line in enumerate(picture.summary(SUMMARY), 1):
+        parts.append(f'<text x="{left:g}" y="{top + 20 + number * LINE:g}">{escape(line)}</text>')
     for rank in range(picture.ranks):
         y = lanes + rank * (LANE + GAP)
         length = picture.length * scale
-        parts.append(f'<rect x="{LEFT}" y="{y:g}" width="{length:.2f}" height="{LANE}" fill="#eef1f4"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 17:g}" text-anchor="end">rank {rank}</text>')
-    parts += [_svg_box(box, picture, lanes, scale, seconds) for box in picture.boxes]
+        parts.append(f'<rect x="{left:g}" y="{y:g}" width="{length:.2f}" height="{LANE}" fill="#eef1f4"/>')
+        parts.append(f'<text x="{left - 8:g}" y="{y + 17:g}" text-anchor="end">{escape(picture.lane(rank))}</text>')
+    parts += [_svg_box(box, picture, (left, lanes), scale, seconds) for box in picture.boxes]
     return parts
 
 
-def _svg_box(box: Box, picture: Picture, lanes: float, scale: float, seconds: float | None) -> str:
-    x, y = LEFT + box.start * scale, lanes + box.rank * (LANE + GAP)
+def _svg_box(box: Box, picture: Picture, corner: tuple[float, float], scale: float, seconds: float | None) -> str:
+    x, y = corner[0] + box.start * scale, corner[1] + box.rank * (LANE + GAP)
     width = (box.end - box.start) * scale
     label = _label(box, picture)
     delay = "" if seconds is None else f' class="p" style="animation-delay:{box.start * seconds:.2f}s"'
@@ -179,7 +219,7 @@ def page(pictures: Sequence[Picture]) -> str:
     """A page that needs no network, on which the schedules run once; the link runs them again."""
     tables = "".join(
         f"<h2>{escape(picture.title)}</h2><table>"
-        + "".join(f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>" for label, value in picture.facts)
+        + "".join(f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>" for label, value in picture.rows)
         + "</table>"
         for picture in pictures
     )
@@ -192,44 +232,67 @@ def page(pictures: Sequence[Picture]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Pipeline schedules</title><style>{style}</style></head><body><h1>Pipeline schedules</h1>"
-        "<p>F forward, B backward, W weight gradient; the paler boxes are the odd stages of a rank. "
-        f'<a href="">Run again</a></p>\n{svg(pictures, animate=True)}{tables}</body></html>\n'
+        f'<p><a href="">Run again</a></p>\n{svg(pictures, animate=True)}{tables}</body></html>\n'
     )
 
 
 # -- PNG --------------------------------------------------------------------------------------------------------------
+
+LANE_INCHES = 0.34
+MOST_INCHES = 160.0
+"""Of all lanes together; above it they get thinner."""
+LETTERS = 150
+"""About so many characters of the labels go into the figure's width."""
 
 
 def png(pictures: Sequence[Picture]) -> bytes:
     """All schedules as one PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  (slow to import)
     from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.patches import Patch  # noqa: PLC0415
 
     heights = [picture.ranks + 1 for picture in pictures]
-    figure = Figure(figsize=(12, 0.34 * sum(heights) + 0.5 * len(pictures)), dpi=120, layout="constrained")
+    lines = sum(1 + len(picture.summary(SUMMARY)) for picture in pictures)
+    height = min(LANE_INCHES * sum(heights), MOST_INCHES) + 0.3 + 0.2 * lines + 0.3 * len(pictures)
+    figure = Figure(figsize=(12, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     length = max(picture.length for picture in pictures) or 1.0
-    for picture, row in zip(pictures, figure.subplots(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0],
-                            strict=True):  # fmt: skip
-        row.set_title(picture.title, loc="left", fontsize=10, color=LIGHT.ink)
-        row.set(xlim=(0, length), ylim=(picture.ranks - 0.5, -0.5), yticks=range(picture.ranks))
-        row.set_yticklabels([f"rank {rank}" for rank in range(picture.ranks)], fontsize=8, color=LIGHT.ink)
-        row.tick_params(axis="x", labelsize=8, colors=LIGHT.ink)
-        row.spines[["top", "right", "left"]].set_visible(False)
-        row.barh(range(picture.ranks), [picture.length] * picture.ranks, height=0.86, color="#eef1f4")
-        for box in picture.boxes:
-            _png_box(row, box, picture, length)
+    rows = figure.subplots(len(pictures), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for picture, row in zip(pictures, rows, strict=True):
+        _png_picture(row, picture, length)
+    patches = [Patch(color=COLOURS[kind], label=f"{kind} {meaning}") for kind, meaning in MEANING]
+    patches.append(Patch(alpha=0, label=PALER))
+    figure.legend(handles=patches, loc="outside upper left", ncols=4, frameon=False, fontsize=8, labelcolor=LIGHT.ink)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
 
 
-def _png_box(axes: Axes, box: Box, picture: Picture, length: float) -> None:
-    lasts = box.end - box.start
-    shade = 0.72 if box.chunk % 2 else 1.0
-    axes.barh(box.rank, lasts, left=box.start, height=0.86, color=COLOURS[box.kind], alpha=shade, edgecolor="white",
-              linewidth=0.5)  # fmt: skip
-    label = _label(box, picture)
-    if lasts / length * 150 >= len(label):  # about 150 characters of this size go into the figure's width
-        colour = "#10222c" if box.kind == "W" else "white"
-        axes.text(box.start + lasts / 2, box.rank, label, ha="center", va="center", fontsize=7, color=colour)
+def _png_picture(row: Axes, picture: Picture, length: float) -> None:
+    row.set_title("\n".join(picture.summary(SUMMARY)), loc="left", fontsize=8, color=LIGHT.ink)
+    row.annotate(picture.title, (0, 1), (0, 8 + 11 * len(picture.summary(SUMMARY))), xycoords="axes fraction",
+                 textcoords="offset points", fontsize=10, fontweight="bold", color=LIGHT.ink)  # fmt: skip
+    row.set(xlim=(0, length), ylim=(picture.ranks - 0.5, -0.5), yticks=range(picture.ranks))
+    row.set_yticklabels([picture.lane(rank) for rank in range(picture.ranks)], fontsize=8, color=LIGHT.ink)
+    row.tick_params(axis="x", labelsize=8, colors=LIGHT.ink)
+    row.spines[["top", "right", "left"]].set_visible(False)
+    row.barh(range(picture.ranks), [picture.length] * picture.ranks, height=0.86, color="#eef1f4")
+    _png_boxes(row, picture)
+    for box in picture.boxes:
+        label, lasts = _label(box, picture), box.end - box.start
+        if lasts / length * LETTERS >= len(label):
+            colour = "#10222c" if box.kind == "W" else "white"
+            row.text(box.start + lasts / 2, box.rank, label, ha="center", va="center", fontsize=7, color=colour)
+
+
+def _png_boxes(row: Axes, picture: Picture) -> None:
+    """The ops as one collection: thousands of single bars would take minutes."""
+    from matplotlib.collections import PolyCollection  # noqa: PLC0415
+    from matplotlib.colors import to_rgba  # noqa: PLC0415
+
+    corners = [
+        [(box.start, box.rank + y) for y in (-0.43, 0.43)] + [(box.end, box.rank + y) for y in (0.43, -0.43)]
+        for box in picture.boxes
+    ]
+    colours = [to_rgba(COLOURS[box.kind], 0.72 if box.chunk % 2 else 1.0) for box in picture.boxes]
+    row.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="white", linewidths=0.5))

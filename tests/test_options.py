@@ -6,7 +6,7 @@ import click
 import pytest
 
 from ppdiag.errors import BadShape
-from ppdiag.options import mode, pick, record_size_bytes, size_bytes, wanted
+from ppdiag.options import NumberRange, mode, pick, record_size_bytes, size_bytes, wanted
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,12 @@ def test_a_size_is_read_in_decimal_units(text, count):
 def test_what_is_no_size_is_said(text):
     with pytest.raises(click.BadParameter, match="write for instance 500M or 2G"):
         size_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-1", "two", ""])
+def test_what_is_no_number_within_the_bounds_is_refused(text):
+    with pytest.raises(click.BadParameter):
+        NumberRange(0, 9).convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["0", "1", "99999"])

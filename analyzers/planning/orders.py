@@ -51,17 +51,10 @@ SCHEDULES = {
 
 def refusal(name: str, *, ranks: int, chunks: int, microbatches: int) -> str | None:
     """Why the schedule has no such shape, or None."""
-    if min(ranks, chunks, microbatches) < 1:
-        return f"P, V and M must be at least 1, not {ranks}, {chunks} and {microbatches}"
-    schedule = SCHEDULES[name]
-    if schedule.chunks not in (None, chunks):
-        return f"{schedule.title} has {schedule.chunks} stage{'s' * (schedule.chunks != 1)} a rank, not {chunks}"
-    if schedule.known_as is None:
-        return None
     try:
-        schedules.order(schedule.known_as, ranks=ranks, chunks=chunks, microbatches=microbatches)
+        order(name, ranks=ranks, chunks=chunks, microbatches=microbatches)
     except ValueError as error:
-        return str(error).replace(schedule.known_as, schedule.title)
+        return str(error)
     return None
 
 
@@ -71,14 +64,19 @@ def order(name: str, *, ranks: int, chunks: int, microbatches: int) -> list[list
     Raises:
         ValueError: the schedule has no such shape.
     """
-    problem = refusal(name, ranks=ranks, chunks=chunks, microbatches=microbatches)
-    if problem:
-        raise ValueError(problem)
-    known_as = SCHEDULES[name].known_as
-    if known_as is not None:
-        return schedules.order(known_as, ranks=ranks, chunks=chunks, microbatches=microbatches)
-    build = {"naive": _naive, "zb-h2": _zb_h2}[name]
-    return [list(build(rank, ranks, microbatches)) for rank in range(ranks)]
+    if min(ranks, chunks, microbatches) < 1:
+        raise ValueError(f"P, V and M must be at least 1, not {ranks}, {chunks} and {microbatches}")
+    schedule = SCHEDULES[name]
+    if schedule.chunks not in (None, chunks):
+        stages = f"{schedule.chunks} stage{'s' * (schedule.chunks != 1)}"
+        raise ValueError(f"{schedule.title} has {stages} a rank, not {chunks}")
+    if schedule.known_as is None:
+        build = {"naive": _naive, "zb-h2": _zb_h2}[name]
+        return [list(build(rank, ranks, microbatches)) for rank in range(ranks)]
+    try:
+        return schedules.order(schedule.known_as, ranks=ranks, chunks=chunks, microbatches=microbatches)
+    except ValueError as error:
+        raise ValueError(str(error).replace(schedule.known_as, schedule.title)) from None
 
 
 def stage_ranks(name: str, ranks: int, chunks: int) -> list[int]:

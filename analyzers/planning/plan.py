@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 REPLAYED = 16
 """Plans that are replayed exactly; the closed form has been within a few percent."""
-MOST_OPS = 400_000
-"""Ops that are replayed in all, some seconds of work: of very long pipelines fewer plans are replayed."""
+MOST_OPS = 200_000
+"""Ops of all schedules that are replayed, a second or two of work: of very long pipelines fewer plans are replayed."""
 LONGEST = 128
 """Ranks of the longest pipeline that is planned; the longest published one has 64 (Narayanan et al. 2021)."""
 MOST_STAGES_IN_ALL = 256
@@ -154,17 +154,26 @@ def _distinct(job: Job, feasible: Layouts, count: int) -> Layouts:
     """The fastest by the closed form; of layouts alike but for ZeRO-1 and recomputation only the faster."""
     order = np.argsort(estimate(job, feasible), kind="stable") if len(feasible) else np.zeros(0, int)
     kept: dict[tuple[int, ...], int] = {}
-    ops = 0
+    replayed: dict[tuple[int, ...], int] = {}
+    microbatches_C = feasible.microbatches_C(job)
     for c in order.tolist():
         key = tuple(int(getattr(feasible, name)[c]) for name in feasible.__slots__[:6])
         if key not in kept:
-            ops += 2 * (WARMED_UP + 2) * int(feasible.pipeline_C[c]) ** 2 * int(feasible.chunks_C[c])
-            if kept and ops > MOST_OPS:
+            shape = (key[1], key[3], key[5], int(microbatches_C[c]))
+            replayed[shape] = _replayed_ops(*shape)
+            if kept and sum(replayed.values()) > MOST_OPS:
                 break
             kept[key] = c
         if len(kept) == count:
             break
     return feasible.take(np.array(list(kept.values()), dtype=int))
+
+
+def _replayed_ops(ranks: int, chunks: int, schedule: int, microbatches: int) -> int:
+    """Ops of the programs that :func:`_replay` runs for such a layout."""
+    kinds = 3 if orders.SCHEDULES[PLANNED[schedule]].splits else 2
+    counted = microbatches if microbatches <= (WARMED_UP + 2) * ranks else (2 * WARMED_UP + 1) * ranks
+    return kinds * chunks * ranks * counted
 
 
 def _evaluate(job: Job, layout: Layouts) -> Plan:

@@ -37,7 +37,8 @@ class Program:
         crosses_O: that output comes from another rank.
         whole_O: a backward whose weight gradient is no op of its own.
         level_starts: bounds of runs of ops that do not need each other.
-        peak_R: activations that each rank keeps at most, in stages of one microbatch.
+        peak_R: activations that each rank keeps at most until their backward, in stages of one microbatch.
+        peak_until_weight_R: the same until their weight gradient; of those only a part is left after the backward.
     """
 
     ops: tuple[Op, ...]
@@ -51,6 +52,7 @@ class Program:
     whole_O: np.ndarray
     level_starts: np.ndarray
     peak_R: tuple[int, ...]
+    peak_until_weight_R: tuple[int, ...]
 
     @property
     def ranks(self) -> int:
@@ -145,62 +147,86 @@ def run(work: Program, durations: Durations) -> Times:
 
 def _times(work: Program, end_OW: np.ndarray, duration_OW: np.ndarray) -> Times:
     start_OW = end_OW - duration_OW
-    own_RO = [np.flatnonzero(work.rank_O == rank) for rank in range(work.ranks)]
-    busy_RW = np.stack([duration_OW[own].sum(axis=0) for own in own_RO])
-    span_RW = np.stack([end_OW[own].max(axis=0) - start_OW[own].min(axis=0) for own in own_RO])
+    by_rank = np.argsort(work.rank_O, kind="stable")
+    starts = np.searchsorted(work.rank_O[by_rank], np.arange(work.ranks))
+    busy_RW = np.add.reduceat(duration_OW[by_rank], starts)
+    first_RW = np.minimum.reduceat(start_OW[by_rank], starts)
+    span_RW = np.maximum.reduceat(end_OW[by_rank], starts) - first_RW
     return Times(start_OW, end_OW, busy_RW, span_RW, end_OW.max(axis=0) - start_OW.min(axis=0))
 
 
 def _compile(ops_of_ranks: Sequence[Sequence[Op]], rank_of_stage: Sequence[int]) -> Program:
     ops = [op for own in ops_of_ranks for op in own]
-    rank_of_op = [rank for rank, own in enumerate(ops_of_ranks) for _ in own]
-    index = {op: number for number, op in enumerate(ops)}
-    before = [NO_OP if i == 0 or rank_of_op[i - 1] != rank_of_op[i] else i - 1 for i in range(len(ops))]
-    source = [NO_OP if op.kind is Kind.WEIGHT else index.get(_needed(op), NO_OP) for op in ops]
-    level = _levels(before, source)
-    by_level = np.argsort(level, kind="stable")
+    rank_O = np.repeat(np.arange(len(ops_of_ranks)), [len(own) for own in ops_of_ranks])
+    kind_O, stage_O, microbatch_O = np.array(ops, dtype=np.int64).reshape(-1, 3).T
+    before_O = np.arange(-1, len(ops) - 1)
+    before_O[1:][rank_O[1:] != rank_O[:-1]] = NO_OP
+    source_O, whole_O = _sources(kind_O, stage_O, microbatch_O)
+    level_O = _levels(before_O.tolist(), source_O.tolist())
+    by_level = np.argsort(level_O, kind="stable")
     place = np.append(np.argsort(by_level), NO_OP)  # NO_OP stays NO_OP
-    stage_O = np.array([op.stage for op in ops])[by_level]
-    whole = [op.kind is Kind.BACKWARD and op._replace(kind=Kind.WEIGHT) not in index for op in ops]
-    source_O = place[np.array(source)][by_level]
     home_S = np.array(rank_of_stage)
+    source_O, stage_O = place[source_O][by_level], stage_O[by_level]
     return Program(
-        ops=tuple(ops[i] for i in by_level),
-        rank_O=np.array(rank_of_op)[by_level],
-        kind_O=np.array([int(op.kind) for op in ops])[by_level],
+        ops=tuple(ops[i] for i in by_level.tolist()),
+        rank_O=rank_O[by_level],
+        kind_O=kind_O[by_level],
         stage_O=stage_O,
-        microbatch_O=np.array([op.microbatch for op in ops])[by_level],
-        before_O=place[np.array(before)][by_level],
+        microbatch_O=microbatch_O[by_level],
+        before_O=place[before_O][by_level],
         source_O=source_O,
         crosses_O=(source_O != NO_OP) & (home_S[stage_O[source_O]] != home_S[stage_O]),
-        whole_O=np.array(whole)[by_level],
-        level_starts=np.searchsorted(level[by_level], np.arange(level.max() + 2)),
+        whole_O=whole_O[by_level],
+        level_starts=np.searchsorted(level_O[by_level], np.arange(level_O.max() + 2)),
         peak_R=tuple(peak_activations(ops_of_ranks)),
+        peak_until_weight_R=tuple(_peaks_until_weight(kind_O, whole_O, rank_O)),
     )
 
 
-def _needed(op: Op) -> Op:
-    """The op of another stage whose output this one, F or B, needs."""
-    return op._replace(stage=op.stage + (-1 if op.kind is Kind.FORWARD else 1))
+def _peaks_until_weight(kind_O: np.ndarray, whole_O: np.ndarray, rank_O: np.ndarray) -> list[int]:
+    """Forwards on each rank whose weight gradient, or whole backward, is still to come, at most."""
+    change_O = np.where(kind_O == Kind.FORWARD, 1, np.where((kind_O == Kind.WEIGHT) | whole_O, -1, 0))
+    starts = np.flatnonzero(np.diff(rank_O, prepend=-1))
+    return [int(np.cumsum(own).max()) for own in np.split(change_O, starts[1:])]
+
+
+def _sources(kind_O: np.ndarray, stage_O: np.ndarray, microbatch_O: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each op, the op of another stage whose output it needs, or ``NO_OP``; and which backwards have no own W."""
+    stages, microbatches = int(stage_O.max()) + 1, int(microbatch_O.max()) + 1
+    # A stage more at each end, in which there is no op: what the first and the last stage need.
+    op_KSM = np.full((max(Kind) + 1, stages + 2, microbatches), NO_OP)
+    op_KSM[kind_O, stage_O + 1, microbatch_O] = np.arange(len(kind_O))
+    step_O = np.where(kind_O == Kind.FORWARD, -1, 1)
+    source_O = op_KSM[kind_O, stage_O + 1 + step_O, microbatch_O]
+    source_O[kind_O == Kind.WEIGHT] = NO_OP
+    whole_O = (kind_O == Kind.BACKWARD) & (op_KSM[Kind.WEIGHT, stage_O + 1, microbatch_O] == NO_OP)
+    return source_O, whole_O
 
 
 def _levels(before: Sequence[int], source: Sequence[int]) -> np.ndarray:
     """For each op, how many ops there are at most on a path to it.
 
     Ranks take turns: each runs on as far as its inputs are known.
+
+    Raises:
+        ValueError: some wait for each other.
     """
-    level = [NO_OP] * len(before)
+    unknown = NO_OP - 1
+    level = [unknown] * len(before) + [NO_OP]  # the last one is that of NO_OP
     next_on_rank: dict[int, int] = {previous: i for i, previous in enumerate(before) if previous != NO_OP}
     waiting: dict[int, int] = {}
     ready = [i for i, previous in enumerate(before) if previous == NO_OP]
     while ready:
         i = ready.pop()
-        if source[i] != NO_OP and level[source[i]] == NO_OP:
+        earlier, input_level = level[before[i]], level[source[i]]
+        if input_level == unknown:
             waiting[source[i]] = i
             continue
-        level[i] = 1 + max(level[j] if j != NO_OP else NO_OP for j in (before[i], source[i]))
-        ready += [next_on_rank[i]] if i in next_on_rank else []
-        ready += [waiting.pop(i)] if i in waiting else []
-    if NO_OP in level:
+        level[i] = 1 + max(input_level, earlier)
+        if i in next_on_rank:
+            ready.append(next_on_rank[i])
+        if i in waiting:
+            ready.append(waiting.pop(i))
+    if unknown in level:
         raise ValueError("the order of ops contradicts itself: some wait for each other")
-    return np.array(level)
+    return np.array(level[:-1])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdiag.options import size_bytes
+from ppdiag.options import NumberRange, size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     Command = Callable[..., Any]
     Decorator = Callable[[Command], Command]
 
-COUNT = click.IntRange(1, 10**15)
+COUNT = click.IntRange(1, 10**9)
+PARAMETERS = click.IntRange(1, 10**15)
+SIZE = click.IntRange(1, 10**6)
+"""Of a layout; products of three of them stay within 64 bits."""
 MODEL = "A model that ppdiag plan knows, instead of its numbers."
 
 
-def _number(*names: str, default: int | None = None, text: str) -> Decorator:
+def _number(*names: str, default: int | None = None, kind: click.IntRange = COUNT, text: str) -> Decorator:
     if default is None:  # click takes a default of None for a value
-        return click.option(*names, type=COUNT, required=True, help=text)
-    return click.option(*names, type=COUNT, default=default, show_default=True, help=text)
+        return click.option(*names, type=kind, required=True, help=text)
+    return click.option(*names, type=kind, default=default, show_default=True, help=text)
 
 
 def _pipeline(command: Command) -> Command:
@@ -35,8 +38,8 @@ def _pipeline(command: Command) -> Command:
 
 def _layout(command: Command) -> Command:
     """--tp and --pp."""
-    command = _number("--pp", default=1, text="Pipeline-parallel size.")(command)
-    return _number("--tp", default=1, text="Tensor-parallel size.")(command)
+    command = _number("--pp", default=1, kind=SIZE, text="Pipeline-parallel size.")(command)
+    return _number("--tp", default=1, kind=SIZE, text="Tensor-parallel size.")(command)
 
 
 def _json(command: Command) -> Command:
@@ -86,7 +89,7 @@ def message(  # noqa: PLR0913  (one argument an option)
 @click.option(
     "--bubble",
     "limit",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=NumberRange(1e-6, 1, max_open=True),
     default=0.1,
     show_default=True,
     help="Largest bubble, as a fraction of the total time.",
@@ -128,7 +131,7 @@ def accumulation(  # noqa: PLR0913  (one argument an option)
 
 @calc.command()
 @click.option("--model", help=MODEL)
-@click.option("--count", type=COUNT, help="Parameters of the model, e.g. 175000000000.")
+@click.option("--count", type=PARAMETERS, help="Parameters of the model, e.g. 175000000000.")
 @_layout
 @_number("--dp", default=1, text="Data-parallel size.")
 @_json
@@ -167,10 +170,10 @@ def volume(  # noqa: PLR0913  (one argument an option)
 @calc.command()
 @click.option("--model", required=True, help="A model that ppdiag plan knows.")
 @_layout
-@_number("--dp", default=1, text="Data-parallel size.")
-@_number("-V", "--chunks", default=1, text="Stages a rank, V.")
-@_number("--micro-batch", default=1, text="Sequences of a microbatch.")
-@_number("-M", "--microbatches", text="Microbatches of a step, M.")
+@_number("--dp", default=1, kind=SIZE, text="Data-parallel size.")
+@_number("-V", "--chunks", default=1, kind=SIZE, text="Stages a rank, V.")
+@_number("--micro-batch", default=1, kind=SIZE, text="Sequences of a microbatch.")
+@_number("-M", "--microbatches", kind=SIZE, text="Microbatches of a step, M.")
 @click.option("--schedule", help="Name of the schedule (default: 1f1b, or interleaved where V is above 1).")
 @click.option("--recompute", is_flag=True, help="Every layer is computed again in its backward.")
 @click.option("--zero1", is_flag=True, help="The optimizer's state is divided over DP.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppdiag.errors import BadShape
-from ppdiag.options import pick, size_bytes
+from ppdiag.options import NumberRange, pick, size_bytes
 from ppdiag.outputs import writing
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SCHEMA = "ppdiag.plan/1"
 NOTHING_FITS = 3
 """Exit code where no layout, or not the wished-for one, is possible."""
 COUNT = click.IntRange(1, 10**7)
-RATE = click.FloatRange(1, 1e18)
+RATE = NumberRange(1, 1e18)
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "experts", "experts_per_token")
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq")
 WISHES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "v": "chunks", "micro": "micro"}
@@ -53,7 +53,7 @@ WISHES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "v": "chunks", "micro"
 @click.option("--global-batch", type=COUNT, help="Sequences of a step.")
 @click.option("--micro-batch", type=COUNT, help="Sequences of a microbatch (default: 1, 2, 4, 8 and 16 are tried).")
 @click.option("--schedule", "schedules", multiple=True, help="Schedules to plan with (default: 1f1b and interleaved).")
-@click.option("--efficiency", type=click.FloatRange(0.01, 1), default=0.6, show_default=True,
+@click.option("--efficiency", type=NumberRange(0.01, 1), default=0.6, show_default=True,
               help="Share of the peak that kernels reach while they run.")  # fmt: skip
 @click.option("--reserve", type=size_bytes, default="4G", show_default=True, help="Memory that is not for tensors.")
 @click.option("--no-flash", is_flag=True, help="Attention keeps its score matrices.")

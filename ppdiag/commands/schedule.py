@@ -11,7 +11,7 @@ import click
 
 from ppdiag.diagnosis import percent
 from ppdiag.errors import BadShape
-from ppdiag.options import size_bytes
+from ppdiag.options import NumberRange, size_bytes
 from ppdiag.outputs import writing
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ SCHEMA = "ppdiag.schedule/1"
 MOST_OPS = 2_000_000
 """A schedule of more ops than this would take minutes and gigabytes."""
 COUNT = click.IntRange(1, 100_000)
-TIME = click.FloatRange(0, 1e9)
+RANKS = click.IntRange(1, 1024)
+TIME = NumberRange(0, 1e9)
 
 
 class Wish(NamedTuple):
@@ -55,7 +56,7 @@ class Drawn(NamedTuple):
 
 @click.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("-P", "--ranks", type=COUNT, default=4, show_default=True, help="Ranks along the pipeline, P.")
+@click.option("-P", "--ranks", type=RANKS, default=4, show_default=True, help="Ranks along the pipeline, P.")
 @click.option("-V", "--chunks", type=COUNT, help="Stages a rank, V, of the schedules that leave it open (default: 2).")
 @click.option("-M", "--microbatches", type=COUNT, default=8, show_default=True, help="Microbatches of a step, M.")
 @click.option("-F", "--forward", type=TIME, default=1.0, show_default=True, help="Time of a rank's forward.")
@@ -178,17 +179,19 @@ def _simulate(name: str, wish: Wish) -> Drawn:
 
 def _picture(one: Drawn, wish: Wish) -> Picture:
     from ppdiag.reports.schedule_drawing import Box, Picture  # noqa: PLC0415
+    from ppdiag.reports.words import rank_list  # noqa: PLC0415
 
     starts, ends = one.times.start_OW[:, 0].tolist(), one.times.end_OW[:, 0].tolist()
     boxes = tuple(
         Box(rank, op.kind.name[0], op.stage // wish.ranks, op.microbatch, start, end)
         for op, rank, start, end in zip(one.work.ops, one.work.rank_O.tolist(), starts, ends, strict=True)
     )
-    return Picture(one.title, wish.ranks, one.chunks, boxes, tuple(_facts(one, wish)))
+    layers = tuple(rank_list([n for a, b in own for n in range(a, b + 1)]) for own in one.layers or ())
+    return Picture(one.title, wish.ranks, one.chunks, boxes, tuple(_facts(one, wish)), layers)
 
 
 def _facts(one: Drawn, wish: Wish) -> list[tuple[str, str]]:
-    from ppdiag.reports.words import rank_list, size  # noqa: PLC0415
+    from ppdiag.reports.words import size  # noqa: PLC0415
 
     times = one.times
     facts = [
@@ -198,13 +201,18 @@ def _facts(one: Drawn, wish: Wish) -> list[tuple[str, str]]:
     ]
     if abs(times.span_bubble_fraction_W[0] - times.bubble_fraction_W[0]) > 1e-9:
         facts.append(("from a rank's own first op to its last", percent(times.span_bubble_fraction_W[0])))
-    kept = ", ".join(f"{peak / one.chunks:g}" for peak in one.work.peak_R)
-    facts += [("activations kept, in microbatches of a rank", kept), ("messages", f"{one.work.messages}")]
+    facts.append(("activations kept, in microbatches of a rank", _kept(one.work.peak_R, one.chunks)))
+    if one.work.peak_until_weight_R != one.work.peak_R:
+        facts.append(("with those that wait for their W", _kept(one.work.peak_until_weight_R, one.chunks)))
+    facts.append(("messages", f"{one.work.messages}"))
     if wish.boundary_bytes is not None:
         facts.append(("bytes sent", size(one.work.messages * wish.boundary_bytes)))
-    for rank, ranges in enumerate(one.layers or ()):
-        facts.append((f"layers of rank {rank}", rank_list([n for a, b in ranges for n in range(a, b + 1)])))
     return facts
+
+
+def _kept(peak_R: Sequence[int], chunks: int) -> str:
+    """Peaks of the ranks, in microbatches of all their stages."""
+    return ", ".join(f"{peak / chunks:g}" for peak in peak_R)
 
 
 def _plain(one: Drawn, wish: Wish) -> dict[str, Any]:
@@ -222,6 +230,7 @@ def _plain(one: Drawn, wish: Wish) -> dict[str, Any]:
         "bubble_of_ideal": float(times.bubble_over_ideal_W[0]),
         "bubble_of_own_span": float(times.span_bubble_fraction_W[0]),
         "peak_stage_activations": list(one.work.peak_R),
+        "peak_stage_activations_until_weight": list(one.work.peak_until_weight_R),
         "messages": one.work.messages,
         "bytes": None if wish.boundary_bytes is None else one.work.messages * wish.boundary_bytes,
         "layers": one.layers,

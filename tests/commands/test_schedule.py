@@ -75,7 +75,7 @@ def test_pictures_are_written(tmp_path):
         (["1f1b", "--stage-factor", "0:nan"], "a factor is above 0"),
         (["1f1b", "-F", "0", "-B", "0"], "must take some time"),
         (["1f1b", "-W", "3"], "a part of the backward"),
-        (["1f1b", "-P", "99999", "-M", "99999"], "too large to draw"),
+        (["1f1b", "-P", "999", "-M", "99999"], "too large to draw"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line_and_exit_code_2(arguments, words):
@@ -84,6 +84,31 @@ def test_what_cannot_be_drawn_is_one_line_and_exit_code_2(arguments, words):
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
     assert "(see ppdiag explain bad-shape)" in done.stderr
+
+
+@pytest.mark.parametrize("number", ["nan", "-1", "inf", "", "one"])
+@pytest.mark.parametrize("option", ["-F", "-B", "-W", "--transfer"])
+def test_a_time_that_is_no_number_is_refused(option, number):
+    done = _schedule("1f1b", option, number)
+    assert done.exit_code == 2
+    assert "Invalid value for" in done.stderr
+
+
+def test_a_split_weight_gradient_keeps_its_activations_longer():
+    # Qi et al. 2024, table 2: ZB-H1 as much as 1F1B on its first rank, P; ZB-H2 2P-1
+    schedules = json.loads(_schedule("zb-h1", "zb-h2", "1f1b", "-P", "4", "-M", "12", "--json").stdout)["schedules"]
+    kept = [schedule["peak_stage_activations_until_weight"] for schedule in schedules]
+    assert kept == [[4, 4, 4, 4], [7, 7, 7, 7], [4, 3, 2, 1]]
+    assert "with those that wait for their W             4, 4, 4, 4" in _schedule("zb-h1", "-M", "12").output
+
+
+def test_pictures_say_what_the_text_says(tmp_path):
+    path = tmp_path / "drawing.svg"
+    _schedule("interleaved", "-V", "2", "--layers", "32", "--message-size", "64M", "--svg", str(path))
+    words = path.read_text()
+    for fact in ("bubble / total 15.8 %", "bubble / ideal 18.8 %", "5.5, 4.5, 3.5, 2.5", "messages 112", "7.17 GB"):
+        assert fact in words
+    assert "rank 0: layers 0-3,16-19" in words
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
