@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -21,6 +22,9 @@ BROKEN_PIPE = 141
 WIDEST_SUMMARY = 400
 """Characters of a command's first sentence in the list of commands: all of it, over several lines."""
 
+NEAR = 0.6
+"""Likeness of a name that is suggested for one that there is not, 0 to 1."""
+
 
 class CommandGroup(click.Group):
     """Loads a command when it is asked for, and is the one place where errors become words and exit codes."""
@@ -35,6 +39,16 @@ class CommandGroup(click.Group):
             return None
         command: click.Command = COMMANDS.load(cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; one that there is not gets the nearest names (analyse: analyze)."""
+        name = args[0]
+        near = difflib.get_close_matches(name, COMMANDS.names(), n=2, cutoff=NEAR)
+        if near and name not in COMMANDS.names():
+            ctx.fail(f"there is no command {_printable(name)!r}; did you mean {' or '.join(near)}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, each with its whole first sentence (click would cut it)."""

@@ -51,7 +51,7 @@ class NotARun(PpdiagError):
     """The path exists, but nothing in it is a record that ppdiag reads.
 
     What to do: name the run directory itself (the one with `run.json` in it), not the one above it. Several paths
-    must be of one format.
+    must be of one format. `ppdiag analyze --help` lists the formats.
     """
 
     slug = "not-a-run"
@@ -192,9 +192,10 @@ class BadCondition(PpdiagError):
 class OutputFailed(PpdiagError):
     """A report could not be written where you wanted it.
 
-    The record itself is not affected.
+    The record itself is not affected. `ppdiag run` looks before it starts the job: where the directory is missing, the
+    job has not run.
 
-    What to do: name another file, then run `ppdiag analyze` again.
+    What to do: name another file, then run `ppdiag analyze` again (before the job: `ppdiag run`).
     """
 
     slug = "output-failed"

@@ -69,7 +69,7 @@ def prepare_run_directory(directory: Path, command: Sequence[str] = ()) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_run_directory(path) and any(path.iterdir()):
-            raise LaunchFailed(f"{path} is not empty and holds no run; give -o a new or an empty directory")
+            raise LaunchFailed(f"{path} is not empty and holds no run; name a new or an empty directory")
         _write_run_file(path, _launcher_facts(command))
     except OSError as error:
         raise LaunchFailed(

@@ -63,18 +63,48 @@ def report(
     if isinstance(diagnosis, Hang):
         _report_hang(diagnosis, wanted, on_stderr=summary_on_stderr)
         return []
-    if wanted.json is not None:
-        _write_json(diagnosis, wanted.json)
-    if wanted.html is not None:
-        with writing(wanted.html):
-            _report("html")(diagnosis, wanted.html)
-    if wanted.summary:
-        _print_summary(diagnosis, on_stderr=summary_on_stderr)
+    try:
+        _write_files(diagnosis, wanted)
+    finally:  # a file that cannot be written costs no one the answer
+        if wanted.summary:
+            _print_summary(diagnosis, on_stderr=summary_on_stderr)
     return [
         f"{condition} ({condition.name} is {condition.value(diagnosis):.3g})"
         for condition in wanted.conditions
         if condition.holds(diagnosis)
     ]
+
+
+def check_targets(wanted: Wanted, *, run_directory: Path) -> None:
+    """Find out before a job starts that its report could not be written after it.
+
+    Args:
+        wanted: what the user asked for.
+        run_directory: of the job; it need not be there yet.
+
+    Raises:
+        OutputFailed: a file is to be written into a directory that is not there or cannot be written.
+    """
+    for target in (wanted.html, wanted.json):
+        if target is None or target == STANDARD_OUTPUT:
+            continue
+        directory = Path(target).parent
+        if directory.is_dir() and os.access(directory, os.W_OK):
+            continue
+        if os.path.abspath(directory) != os.path.abspath(run_directory):  # noqa: PTH100  (links as they are)
+            raise OutputFailed(f"cannot write {target}: {_what_is_wrong(directory)}; the job was not started")
+
+
+def _what_is_wrong(directory: Path) -> str:
+    return f"{directory} cannot be written" if directory.is_dir() else f"there is no directory {directory}"
+
+
+def _write_files(diagnosis: Diagnosis, wanted: Wanted) -> None:
+    if wanted.json is not None:
+        _write_json(diagnosis, wanted.json)
+    if wanted.html is not None:
+        with writing(wanted.html):
+            _report("html")(diagnosis, wanted.html)
 
 
 def _diagnose(paths: Sequence[Path], ranks: Sequence[int]) -> Diagnosis | Hang:
@@ -237,12 +267,10 @@ def progress() -> Iterator[Progress | None]:
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress as Bars  # noqa: PLC0415
 
-    tasks: dict[str, Any] = {}
     with Bars(console=Console(stderr=True), transient=True) as bars:
+        line = bars.add_task("", total=None)
 
         def show(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=total)
-            bars.update(tasks[label], completed=done, total=total)
+            bars.update(line, description=label, completed=done, total=total)
 
         yield show

@@ -83,3 +83,16 @@ def test_the_list_of_commands_cuts_no_sentence():
     for name in COMMANDS.names():
         first = " ".join((COMMANDS.load(name).help or "").split()).split(". ")[0]
         assert first.rstrip(".") in text
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("analyse", "analyze"), ("what-if", "whatif"), ("compair", "compare")])
+def test_a_mistyped_command_gets_the_name_that_is_meant(typed, meant):
+    done = CliRunner().invoke(main, [typed, "run"])
+    assert done.exit_code == 2
+    assert f"there is no command {typed!r}; did you mean {meant}?" in " ".join(done.stderr.split())
+
+
+def test_a_command_like_no_other_is_guessed_at_by_nobody():
+    done = CliRunner().invoke(main, ["xyz\x1b[2J"])
+    assert (done.exit_code, "did you mean" in done.stderr) == (2, False)
+    assert "\x1b" not in done.stderr

@@ -17,7 +17,7 @@ import pytest
 from ppdiag import outputs
 from ppdiag.conditions import parse_condition
 from ppdiag.errors import OutputFailed
-from ppdiag.outputs import Wanted, report, terminal, writing_text
+from ppdiag.outputs import Wanted, check_targets, report, terminal, writing_text
 from tests.reports.factory import make_diagnosis
 
 
@@ -68,6 +68,20 @@ def test_no_directory_is_made_for_a_file(tmp_path, kind):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_cannot_be_written_does_not_cost_the_summary(tmp_path, capsys):
+    with pytest.raises(OutputFailed):
+        report([Path("run")], Wanted(html=tmp_path / "none" / "page.html"))
+    assert capsys.readouterr().out.startswith("Imbalance at stage 2\n")
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_job(tmp_path):
+    (tmp_path / "there").mkdir()
+    check_targets(Wanted("-", tmp_path / "there" / "page.html"), run_directory=tmp_path / "run")
+    check_targets(Wanted(html=tmp_path / "run" / "page.html"), run_directory=tmp_path / "run")
+    with pytest.raises(OutputFailed, match=r"there is no directory .*gone; the job was not started"):
+        check_targets(Wanted(str(tmp_path / "gone" / "found.json")), run_directory=tmp_path / "run")
+
+
 def test_a_text_is_shown_in_what_the_stream_can_hold(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
@@ -103,3 +117,21 @@ def test_a_terminal_has_its_own_width_and_a_dumb_one_no_progress(monkeypatch, te
         with outputs.progress() as progress:
             assert (progress is None) == (term == "dumb")
     os.close(leader)
+
+
+def test_progress_takes_one_line_whatever_is_being_done(monkeypatch):
+    leader, follower = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(follower, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with outputs.progress() as tell:
+            assert tell is not None
+            tell("reading ranks", 1, 2)
+            tell("replaying the step", 3, 4)
+        shown = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    frames = shown.split("reading ranks")[-1]
+    assert "replaying the step" in frames
+    assert "75%" in frames
+    assert "\x1b[2A" not in shown
+    assert shown.count("\x1b[1A") <= 1

@@ -59,10 +59,8 @@ def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
     if not kinds and whole is not None:  # a source whose recordings are directories
         return Chosen(whole, tuple(named))
     if not kinds:
-        known = "; ".join(source.description for source in sources.values())
-        raise NotARun(
-            f"{some(paths)}: not a recording that ppdiag can read{_looked_at(named, sources)} (it reads {known})"
-        )
+        what = _looked_at(named, sources) or "; ppdiag analyze --help lists the formats"
+        raise NotARun(f"{some(paths)}: not a recording that ppdiag can read{what}")
     best = max(kinds, key=lambda name: (name not in HANGS, len(kinds[name])))
     left_out = [f"{_files(kinds[name])} of {sources[name].description}" for name in kinds if name != best]
     left_out += [f"{_files(unknown)} of no kind that is known"] if unknown else []

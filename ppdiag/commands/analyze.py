@@ -13,7 +13,19 @@ from ppdiag.outputs import CONDITION_HOLDS, report
 from ppdiag.silence import why_silent
 
 
-@click.command()
+class _WithFormats(click.Command):
+    """A command whose help ends with the formats that can be read."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  (click's)
+        """The formats, in the words of their sources."""
+        from ppdiag.analyzers.sources import SOURCES  # noqa: PLC0415  (loaded for this page alone)
+
+        with formatter.section("What can be read"):
+            for name in SOURCES.names():
+                formatter.write_text(SOURCES.load(name).description)
+
+
+@click.command(cls=_WithFormats)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--rank",

@@ -22,7 +22,7 @@ from ppdiag.launch import (
     run_job,
 )
 from ppdiag.options import adapters_option, max_size_option, mode, mode_options, nccl_option, report_options, wanted
-from ppdiag.outputs import CONDITION_HOLDS, Wanted, report
+from ppdiag.outputs import CONDITION_HOLDS, Wanted, check_targets, report
 from ppdiag.silence import why_silent
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def run(  # noqa: PLR0913  (one argument an option)
     asked = wanted(json_target, html, fail_on, quiet=quiet)
     steps = mode(dormant=dormant, every=every, window=window, measure_overhead=measure_overhead)
     check_command(command)
-    path = prepare_run_directory(output or default_run_directory(), command)
+    output = output or default_run_directory()
+    check_targets(asked, run_directory=output)
+    path = prepare_run_directory(output, command)
     before = rank_files(path)
     variables = job_variables(
         path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps, adapters=adapters, layer_times=layer_times

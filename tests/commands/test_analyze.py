@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ppdiag import outputs
+from ppdiag.analyzers.sources import SOURCES
 from ppdiag.cli import main
 from ppdiag.diagnosis import Why
 
@@ -167,3 +168,14 @@ def test_a_hang_has_no_page_and_no_condition(tmp_path):
         assert (done.exit_code, done.stderr.count("\n")) == (6, 1)
         assert "dumps of a hang hold no times" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_help_lists_each_format_that_can_be_read():
+    text = " ".join(CliRunner().invoke(main, ["analyze", "--help"]).output.split())
+    for words in (
+        "run directories of `ppdiag run`",
+        "exports of Nsight Systems (.sqlite)",
+        "(.json, .json.gz), one a rank",
+    ):
+        assert words in text
+    assert all(SOURCES.load(name).description in text for name in SOURCES.names())

@@ -147,6 +147,13 @@ def test_a_directory_that_cannot_be_made_stops_before_the_job(ppdiag_run, place)
     assert "Traceback" not in done.stderr
 
 
+def test_a_report_that_cannot_be_written_stops_before_the_job(ppdiag_run, tmp_path):
+    done = ppdiag_run("--html", "none/report.html", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (6, "")
+    assert done.stderr.startswith("ppdiag: cannot write none/report.html: there is no directory none; the job was not ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_bad_condition_stops_before_the_job(ppdiag_run):
     done = ppdiag_run("--fail-on", "idel>0.3", "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (2, "")
