@@ -136,8 +136,11 @@ def _read_rank(rank: int, path: Path) -> _Rank:
     if lost:
         found.warnings.append(f"{path.name}: {lost} bytes of torn or damaged records were left out")
     _read_words(path.with_suffix(".jsonl"), found)
-    if len(layers):
-        found.layers = facts_of(found.spans, layers, found.layer_names.names)
+    found.layers = facts_of(found.spans, layers, found.layer_names.names) if len(layers) else []
+    if found.layer_names.names and not found.layers:
+        found.warnings.append(
+            f"rank {rank}: no call of its layers was seen, and they have no times (is the stage compiled as a whole?)"
+        )
     found.state = rank_state.read(path.with_suffix(".state"))
     if found.state is rank_state.UNKNOWN:  # not equal to it, as the state of a rank that has only just begun is
         name = path.with_suffix(".state").name

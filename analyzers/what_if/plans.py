@@ -26,19 +26,24 @@ TORCH_MESSAGING = {"1f1b": FUSED, "gpipe": PLAIN}
 """How torch's schedules pass messages; those with several stages a rank post their receives ahead."""
 PAIRED = "DualPipeV"
 """The schedule in which a forward and a backward overlap."""
-ALIASES = {"zbv": "zb-v", "dualpipev": "dualpipe-v", "zbh1": "zb-h1", "zbh2": "zb-h2", "loopedbfs": "looped-bfs"}
+ALIASES = {"zbv": "zb-v", "dualpipev": "dualpipe-v", "zbh1": "zb-h1", "zbh2": "zb-h2", "loopedbfs": "looped-bfs",
+           "zb-1p": "zb-h1", "zb1p": "zb-h1"}  # fmt: skip
+SEARCHED = ("zb-2p", "zb2p")
+"""Has no order of its own: the Zero Bubble paper's scheduler searches one for each model's times."""
 
 
 def known_schedule(name: str) -> str:
     """The schedule's name in ``planning.orders``.
 
     Raises:
-        BadShape: there is none.
+        BadShape: there is none, or it has no fixed order.
 
     >>> known_schedule("ZBV"), known_schedule("1f1b")
     ('zb-v', '1f1b')
     """
     plain = ALIASES.get(name.lower(), name.lower())
+    if plain in SEARCHED:
+        raise BadShape(f"{name} is found by a search for each model's times and has no order here; try zb-h2 or zb-v")
     if plain not in orders.SCHEDULES:
         raise BadShape(f"{name!r} is no schedule; choose from {', '.join(orders.SCHEDULES)}")
     return plain

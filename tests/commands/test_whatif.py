@@ -78,6 +78,7 @@ def test_the_best_split_is_given_with_its_layers(run_dir: Path) -> None:
     [
         (["--microbatches", "0"], "cannot read --microbatches '0'"),
         (["--schedule", "zigzag"], "'zigzag' is no schedule; choose from"),
+        (["--schedule", "zb-2p"], "is found by a search for each model's times"),
         (["--schedule", "interleaved:0"], "write NAME or NAME:V"),
         (["--schedule", ":2"], "write NAME or NAME:V"),
         (["--schedule", "zbv:3"], "ZB-V has 2 stages a rank, not 3"),

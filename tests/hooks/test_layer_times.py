@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ppdiag.hooks import guard, layer_times
+from ppdiag.hooks.device import DeviceClock
+from ppdiag.hooks.instruments import Instruments
 from ppdiag.hooks.layer_times import LAYER_TIMES, SAMPLED_STEPS, SKIPPED_STEPS, layers_of
 from ppdiag.hooks.recorder import RECORDER
-from ppdiag.model import NONE, SPAN_FIELDS, Kind
+from ppdiag.model import NONE, SPAN_FIELDS, Flag, Kind
 from ppdiag.rundir import LAYER_TIMES_VARIABLE
+from tests.hooks.fake_device import FakeDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,6 +171,41 @@ def test_a_fault_of_ours_switches_this_probe_off_alone(monkeypatch: pytest.Monke
     assert model(torch.ones(1, 4)).shape == (1, 4)
     assert guard.has_failed(layer_times.PROBE)
     assert LAYER_TIMES.sampling is False
+
+
+@pytest.mark.usefixtures("sampling")
+def test_with_a_device_layers_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    clock = DeviceClock(device, RECORDER.append, now_ns=device.clock, sleep=device.sleep)
+    monkeypatch.setattr(RECORDER, "instruments", Instruments(clock, None, None))
+    monkeypatch.setattr(layer_times, "perf_counter_ns", device.clock)
+
+    class Launch(torch.autograd.Function):  # type: ignore[misc]
+        """5 ms on the device, and 9 backward, of which the host sees nothing."""
+
+        @staticmethod
+        def forward(_ctx: Any, x: Any) -> Any:
+            device.launch(5_000_000)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(_ctx: Any, gradient: Any) -> Any:
+            device.launch(9_000_000)
+            return gradient
+
+    class Launching(Block):
+        def forward(self, x: Any) -> Any:
+            return Launch.apply(super().forward(x))
+
+    Model(nn.ModuleList([Launching(), Launching()]))(torch.ones(1, 4)).sum().backward()
+    device.pass_time(1e9)
+    clock.finish()
+    spans = [dict(zip(NAMES, span, strict=False)) for span in RECORDER.spans]
+    assert all(span["flags"] & Flag.DEVICE for span in spans)
+    took_ms = [(span["end_ns"] - span["start_ns"]) / 1e6 for span in spans if span["op"] == F]
+    begun_ms = [span["start_ns"] / 1e6 for span in spans if span["op"] == B]
+    assert took_ms == pytest.approx([5, 5], abs=0.01)
+    assert [late - early for early, late in pairwise(begun_ms)] == pytest.approx([9, 9], abs=0.01)
 
 
 @pytest.mark.usefixtures("sampling")

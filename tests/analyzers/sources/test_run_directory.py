@@ -18,7 +18,7 @@ from ppdiag.analyzers.sources import read_trace
 from ppdiag.errors import BadRecord, NotARun, NothingRecorded, PathNotFound, PpdiagError, VersionMismatch
 from ppdiag.model import SPAN_FIELDS, Flag, Kind, RankStatus
 from ppdiag.rundir import BLOCK_HEADER, BLOCK_MAGIC, RUN_FILE, encode_block, encode_header
-from ppdiag.trace import Waiting
+from ppdiag.trace import Waiting, sorted_spans
 from tests.analyzers.factory import Pipeline
 from tests.analyzers.runs import blocks, header_bytes, write_run, write_spans, write_state, write_words
 
@@ -431,3 +431,31 @@ def test_ranks_that_an_earlier_job_of_another_size_left_are_left_out(tmp_path: P
     found = read_trace([tmp_path])
     assert sorted(found.ranks) == [0, 1]
     assert any("2 ranks of a job of another size" in warning for warning in found.warnings)
+
+
+def with_layers(folder: Path, *, called: bool) -> Trace:
+    """A run whose rank 0 has named its layers, and recorded a call of one in its first forward."""
+    trace = small()
+    first = trace.spans[(trace.spans["rank"] == 0) & (trace.spans["kind"] == Kind.FORWARD)][:1].copy()
+    first["kind"], first["op"], first["seq"] = Kind.LAYER, Kind.FORWARD, 0
+    spans = np.concatenate([trace.spans, first]) if called else trace.spans
+    write_run(folder, replace(trace, spans=sorted_spans(spans)))
+    with next(folder.glob("rank00000*.jsonl")).open("a") as words:
+        words.write(json.dumps({"type": "layers", "first": 0, "root": "Model", "names": ["layers.7"]}) + "\n")
+    return trace
+
+
+def test_layers_become_facts_of_their_rank_and_no_spans(tmp_path: Path) -> None:
+    written = with_layers(tmp_path, called=True)
+    found = read_trace([tmp_path])
+    assert len(found) == len(written)
+    (row,) = found.ranks[0].facts["layers"]
+    assert (row["names"], row["stage"], row["forward_rest_s"]) == (["layers.7"], 0, 0.0)
+    assert found.ranks[1].facts["layers"] == []
+    assert found.warnings == ()
+
+
+def test_layers_of_which_no_call_was_seen_are_spoken_of(tmp_path: Path) -> None:
+    with_layers(tmp_path, called=False)
+    (warning,) = read_trace([tmp_path]).warnings
+    assert "rank 0: no call of its layers was seen" in warning
