@@ -270,16 +270,18 @@ def _rank(rank: int, found: _Found, at: dict[_Place, int], groups: Sequence[Proc
 
 
 def _messages(events: Sequence[_Event], place: _Place, at: dict[_Place, int]) -> Iterator[Message]:
-    """The parts of each batch, numbered within their step: the first of a job are not recorded."""
+    """The parts of each batch, numbered within their step: the first of a job are not recorded.
+
+    Those of a rank that left no trace have no peer: what was waited for in them is unknown.
+    """
     seq: Counter[tuple[int, ...]] = Counter()
     for event in events:
         for kind, way in MESSAGES.get(event.name, ()):
-            peer = at.get(place._replace(position=place.position + way))
-            if peer is not None:
-                key = (event.step, kind, peer)
-                number = (event.step << 20) + seq[key]
-                seq[key] += 1
-                yield Message(kind, 0, 0, peer, number, 0, event.start, event.end, event.start)
+            peer = at.get(place._replace(position=place.position + way), NONE)
+            key = (event.step, kind, peer)
+            number = (event.step << 20) + seq[key]
+            seq[key] += 1
+            yield Message(kind, 0, 0, peer, number, 0, event.start, event.end, event.start)
 
 
 def _collectives(events: Sequence[_Event], group: int) -> Iterator[Message]:
@@ -292,8 +294,25 @@ def _collectives(events: Sequence[_Event], group: int) -> Iterator[Message]:
             yield Message(Kind.COLLECTIVE, op, group, NONE, number, 0, event.start, event.end, event.start)
 
 
+def _missing(found: _Found) -> list[str]:
+    """The places to which messages go, and of which there is no rank."""
+    there = set(found.places.values())
+    needed = {
+        place._replace(position=place.position + way)
+        for rank, place in found.places.items()
+        for name in {event.name for event in found.events[rank]}
+        for _, way in MESSAGES.get(name, ())
+    }
+    return [f"pp {place.position} of replica {place.replica}, tp {place.tensor}" for place in sorted(needed - there)]
+
+
 def _warnings(found: _Found) -> Iterator[str]:
     yield "when the host launched an op is not in this recording: time before an op whose input was there is the host's"
+    if missing := _missing(found):
+        yield (
+            f"messages come from or go to ranks that left no trace here ({', '.join(missing[:4])}"
+            f"{', …' * (len(missing) > 4)}): what was waited for in them is unknown; name the files of all machines"
+        )
     for name in found.damaged:
         yield f"{name}: cut off or damaged; read as far as its last whole event"
     if found.bad:

@@ -18,6 +18,7 @@ from ppdiag.model import NONE, Kind
 from ppdiag.trace import ProcessGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -59,22 +60,22 @@ class Groups:
     """The communicators of a job as process groups."""
 
     def __init__(self, ranks: dict[int, Process]) -> None:
-        users: dict[int, set[int]] = defaultdict(set)
+        users: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         self._members: dict[int, dict[int, int]] = defaultdict(dict)
         for rank, process in ranks.items():
             for call in process.calls:
                 if call.payload.communicator != UNKNOWN:
-                    users[call.payload.communicator].add(rank)
+                    users[call.payload.communicator][rank] |= {call.payload.peer} - {UNKNOWN}
             for init in process.inits():
                 self._members[init.communicator][init.rank] = rank
-        for communicator, there in users.items():
-            if len(self._members[communicator]) < len(
-                there
-            ):  # its begin is not in the recording: ranks keep their order
-                self._members[communicator] = dict(enumerate(sorted(there)))
+        for communicator, peers in users.items():
+            if len(self._members[communicator]) < len(peers):  # its begin is not in the recording
+                self._members[communicator] = _members(peers)
         self._index = {communicator: i for i, communicator in enumerate(sorted(users))}
         self.groups = [
-            ProcessGroup(f"communicator {i}", tuple(self._members[communicator].values()))
+            ProcessGroup(
+                f"communicator {i}", tuple(self._members[communicator].values()) or tuple(sorted(users[communicator]))
+            )
             for communicator, i in self._index.items()
         ]
 
@@ -85,6 +86,22 @@ class Groups:
     def rank(self, communicator: int, member: int) -> int:
         """The job's rank of a communicator's; ``NONE`` where it is not in the recording."""
         return self._members[communicator].get(member, NONE) if communicator in self._members else NONE
+
+
+def _members(peers: Mapping[int, set[int]]) -> dict[int, int]:
+    """The members of a communicator by their number in it, from which numbers each rank that uses it calls.
+
+    Ranks keep their order. Where some left no trace, that does not give their numbers: those of the job are then tried,
+    and nothing is known where a rank would call itself by them.
+
+    >>> _members({4: {1}, 6: {0}}), _members({1: {0, 2}, 2: {1, 3}}), _members({1: {1}, 3: {0, 2}})
+    ({0: 4, 1: 6}, {1: 1, 2: 2}, {})
+    """
+    size = 1 + max((number for called in peers.values() for number in called), default=-1)
+    if size <= len(peers):
+        return dict(enumerate(sorted(peers)))
+    fits = not any(rank in called for rank, called in peers.items())
+    return {rank: rank for rank in sorted(peers)} if fits else {}
 
 
 def messages_of(rank: int, process: Process, groups: Groups) -> list[Message]:

@@ -16,11 +16,12 @@ import numpy as np
 from ppdiag.analyzers.sources.device_ops import NEVER_LAUNCHED, Kernels, Range, RankOps, project, spans_of
 from ppdiag.analyzers.sources.host_clocks import agree
 from ppdiag.analyzers.sources.labels import NO_OPS, best_detail, detail, ops_named
+from ppdiag.analyzers.sources.missing_ranks import missing_ranks
 from ppdiag.analyzers.sources.nsight_database import MAGIC, MISSING, Database
 from ppdiag.analyzers.sources.nsight_nccl import CALLS, INITS, layouts, payload_of
 from ppdiag.analyzers.sources.nsight_ops import Call, Groups, Process, messages_of, ops_between_messages
 from ppdiag.errors import BadRecord, NoPipelineFound
-from ppdiag.model import Kind
+from ppdiag.model import NONE, Kind
 from ppdiag.trace import JobFacts, ProcessGroup, RankFacts, Trace
 
 if TYPE_CHECKING:
@@ -244,6 +245,7 @@ def _trace(found: _Found, source: str) -> Trace:
     found.warnings += _warnings(parts)
     spans = spans_of(parts)
     clocks = agree(spans, {rank: process.host or str(process.path) for rank, process in ranks.items()})
+    found.warnings += missing_ranks(ranks, max((i.ranks for p in ranks.values() for i in p.inits()), default=0), spans)
     several = len(found.hosts) > 1
     if several and len(clocks.shift_ns) > 1:
         found.warnings.append(f"{clocks}; each counts from the time of day at the begin of its recording")
@@ -326,6 +328,12 @@ def _warnings(parts: Sequence[RankOps]) -> list[str]:
             "NCCL's calls are not in this recording with their peers (nsys export --include-blobs=true keeps them): "
             "messages are inferred from the gaps before ops, so that transfers and late senders are told apart by "
             "the ends of ops alone"
+        )
+    ends = [message.peer for part in parts for message in part.messages if message.kind is not Kind.COLLECTIVE]
+    if NONE in ends:
+        warnings.append(
+            f"{ends.count(NONE)} of {len(ends)} sends and receives have their other end on ranks that are not in this "
+            "recording: what was waited for there is unknown; name the exports of all ranks"
         )
     lost = sum(int((part.kernels.launch_ns == NEVER_LAUNCHED).sum()) for part in parts)
     if lost:

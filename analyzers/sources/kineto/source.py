@@ -10,6 +10,7 @@ from ppdiag.analyzers.sources.host_clocks import agree
 from ppdiag.analyzers.sources.kineto import neighbours
 from ppdiag.analyzers.sources.kineto.blocks import head
 from ppdiag.analyzers.sources.kineto.workers import read_ranks
+from ppdiag.analyzers.sources.missing_ranks import missing_ranks
 from ppdiag.analyzers.sources.sorting import some
 from ppdiag.analyzers.validation import plausible
 from ppdiag.errors import BadRecord, NoPipelineFound
@@ -121,8 +122,8 @@ def _one_file_a_rank(records: list[RankRecord], given: Sequence[int], warnings: 
 def _trace(records: dict[int, RankRecord], *, source: str, warnings: list[str]) -> Trace:
     for rank, record in records.items():
         warnings += [f"rank {rank}: {text}" for text in record.warnings]
-    warnings += _missing(records)
     spans, groups = _joined(records)
+    warnings += missing_ranks(records, _world_size(records) or 0, spans)
     if not np.isin(spans["kind"], PIPELINE_KINDS).any():
         raise NoPipelineFound(_without_pipeline(records, source, warnings))
     warnings += neighbours.fill_peers(spans)
@@ -174,14 +175,6 @@ def _framework(spans: np.ndarray) -> str:
 def _world_size(records: dict[int, RankRecord]) -> int | None:
     sizes = [record.facts["world_size"] for record in records.values() if "world_size" in record.facts]
     return max(sizes) if sizes else len(records)
-
-
-def _missing(records: dict[int, RankRecord]) -> list[str]:
-    size = _world_size(records) or 0
-    if size <= len(records):
-        return []
-    missing = [rank for rank in range(size) if rank not in records]
-    return [f"{len(missing)} of {size} ranks left no trace here (rank {_some(map(str, missing))})"]
 
 
 def _hosts(records: dict[int, RankRecord]) -> tuple[dict[int, str], str]:

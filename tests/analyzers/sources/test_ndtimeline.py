@@ -124,3 +124,13 @@ def test_odd_events_are_left_out_and_counted(tmp_path_factory, odd):
     good = {"name": "x", "cat": "x", "pid": 0, "tid": 1, "args": args, "ts": 1.0, "dur": 2.0, "ph": "X"}
     (folder / "trace_step0_3").write_text(json.dumps([*EVENTS, {**good, **odd}]))
     assert len(NdTimeline().read([folder], None).of_kind(Kind.FORWARD).spans) == 4 * 8 * 4
+
+
+def test_what_was_waited_for_on_machines_that_left_no_file_is_unknown(tmp_path):
+    """Of a rank alone no wait may be blamed on anybody, least of all on its host."""
+    write(tmp_path, job(), hosts=((0,), (1, 2, 3)))
+    found = read_trace([tmp_path / "trace_step0_3_0"])
+    assert any("that left no trace here (pp 1 of replica 0, tp 0)" in warning for warning in found.warnings)
+    diagnosis = diagnose(found)
+    assert diagnosis.verdict.confidence == "undecided"
+    assert diagnosis.why.unexplained > 0.9 * diagnosis.why.total

@@ -239,6 +239,14 @@ def test_two_machines_are_aligned_by_the_begin_of_their_recordings(tmp_path):
     close(diagnose(found), diagnose(trace), "why", 0.02)
 
 
+def test_messages_of_ranks_that_left_no_file_are_said_to_have_no_other_end(tmp_path):
+    write(tmp_path / "rank1.sqlite", pipeline(rendezvous=True), [1])
+    found = read_trace([tmp_path])
+    # rank 1 receives and sends 8 activations and 8 gradients in each of 5 steps
+    assert any("160 of 160 sends and receives have their other end on ranks" in said for said in found.warnings)
+    assert diagnose(found).verdict.confidence == "undecided"
+
+
 def test_a_report_that_is_not_exported_names_the_command(tmp_path):
     report = tmp_path / "run.nsys-rep"
     report.write_bytes(b"\0" * 100)
