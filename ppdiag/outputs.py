@@ -268,9 +268,9 @@ def progress() -> Iterator[Progress | None]:
     from rich.progress import Progress as Bars  # noqa: PLC0415
 
     with Bars(console=Console(stderr=True), transient=True) as bars:
-        line = bars.add_task("", total=None)
+        line = bars.add_task("", visible=False)
 
         def show(label: str, done: int, total: int) -> None:
-            bars.update(line, description=label, completed=done, total=total)
+            bars.update(line, description=label, completed=done, total=total, visible=True)
 
         yield show
