@@ -1,28 +1,46 @@
-"""Reads the layout of a job from its command: launchers, Megatron, DeepSpeed (JSON), torchtitan (TOML).
+"""Reads the layout of a job from its command: launchers, Megatron (or its YAML), DeepSpeed (JSON), torchtitan (TOML).
 
-Nothing is run. What cannot be read (a shell variable, ``--nnodes 1:4``) is unknown; rules that need it are left out.
+Nothing is run. What cannot be read (a variable that is not set, ``--nnodes 1:4``) is unknown; rules that need it are
+left out.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
+import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.errors import BadConfig, PathNotFound
+from ppdiag.analyzers.planning.configurations import leaves, load
+from ppdiag.analyzers.planning.models import MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-MOST_BYTES = 4 << 20
-"""No configuration is as large as this."""
 MOST = 10**12
 """No size or count is above this."""
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _MEGATRON = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "num-layers", "num-attention-heads")
+_MEGATRON_COUNTS = (
+    "tensor-model-parallel-size",
+    "pipeline-model-parallel-size",
+    "context-parallel-size",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+    "num-virtual-stages-per-pipeline-rank",
+    "num-layers-per-virtual-pipeline-stage",
+    "num-layers",
+    "hidden-size",
+    "num-attention-heads",
+    "num-query-groups",
+    "seq-length",
+    "num-experts",
+    "micro-batch-size",
+    "global-batch-size",
+)
+_DEEPSPEED_COUNTS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +60,10 @@ class Claim:
         uneven: the command says by itself how the layers lie.
         recompute: activations are computed again.
         zero_stage: DeepSpeed's ZeRO stage, or 1 for Megatron's distributed optimizer.
+        experts: of a layer.
+        expert, expert_tensor: ranks over which the experts are spread, and over which each is divided; None: as TP.
         slow_network: what in the command says that the network is slow.
+        unread: options that have no number, with what they have instead; None: the option is missing.
     """
 
     framework: str | None = None
@@ -67,7 +88,11 @@ class Claim:
     uneven: bool = False
     recompute: bool = False
     zero_stage: int | None = None
+    experts: int | None = None
+    expert: int = 1
+    expert_tensor: int | None = None
     slow_network: str | None = None
+    unread: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def model_ranks(self) -> int:
@@ -93,24 +118,42 @@ class Claim:
         return self.global_batch / (self.micro_batch * self.data_size)
 
 
-def read(command: Sequence[str], *, folder: Path) -> Claim:
+def read(command: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None) -> Claim:
     """The claim of a command; files that it names are looked for from ``folder``.
+
+    Variables are those that the command sets for itself, then the environment.
 
     Raises:
         PathNotFound: it names a configuration that is not there.
         BadConfig: the configuration cannot be read.
     """
-    options = options_of(command)
+    variables = {**(os.environ if environment is None else environment), **_assigned(command)}
+    options = options_of([_expanded(word, variables) for word in command])
     claim = _launcher(command, options)
+    config = options.get("yaml-cfg")
+    if config:
+        options = {**_yaml_options(folder / config), **options}
     if any(name in options for name in _MEGATRON):
         claim = _megatron(claim, options)
     config = _first(options, "deepspeed-config", "deepspeed")
     if config:
-        claim = _deepspeed(claim, options, _load(folder / config, "deepspeed"))
-    config = _first(options, "job.config-file", "config-file") or _assigned(command).get("CONFIG_FILE")
+        claim = _deepspeed(claim, options, load(folder / config, "deepspeed"))
+    config = _first(options, "job.config-file", "config-file") or variables.get("CONFIG_FILE")
     if config and config.endswith(".toml"):
-        claim = _torchtitan(claim, options, _load(folder / config, "torchtitan"))
-    return replace(claim, slow_network=_slow_network(command))
+        claim = _torchtitan(claim, options, load(folder / config, "torchtitan"))
+    return _without_unread(replace(claim, slow_network=_slow_network(variables)))
+
+
+def _without_unread(claim: Claim) -> Claim:
+    """The claim without what rests on a size that is not known."""
+    names = " ".join(name for name, _ in claim.unread)
+    if re.search("tensor.(model.)?parallel", names):
+        claim = replace(claim, heads=None, kv_heads=None, per_node=None, world_size=None)
+    if re.search("pipeline.(model.)?parallel|context.parallel|data.parallel", names):
+        claim = replace(claim, world_size=None)
+    if re.search("virtual|pipeline|num.layers", names):
+        claim = replace(claim, layers=None, schedule=None)
+    return claim
 
 
 # -- words of the command ---------------------------------------------------------------------------------------------
@@ -138,6 +181,11 @@ def _assigned(command: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def _expanded(word: str, variables: Mapping[str, str]) -> str:
+    """The word with the variables that are known; a shell would have put them in."""
+    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: variables.get(found[1] or found[2], found[0]), word)
+
+
 def _first(options: Mapping[str, str], *names: str) -> str | None:
     return next((options[name] for name in names if options.get(name)), None)
 
@@ -151,9 +199,17 @@ def _count(options: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def _slow_network(command: Sequence[str]) -> str | None:
-    assigned = _assigned(command)
-    return next((f"{name}=1" for name in ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE") if assigned.get(name) == "1"), None)
+def _slow_network(variables: Mapping[str, str]) -> str | None:
+    return next((f"{name}=1" for name in ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE") if variables.get(name) == "1"), None)
+
+
+def _unread(options: Mapping[str, Any], names: Sequence[str], *, words: Sequence[object] = ()) -> list[tuple[str, str]]:
+    """Which of these options are there without a count; ``words`` are what else they may have."""
+    return [
+        (name, str(options[name]))
+        for name in names
+        if name in options and options[name] not in words and _count(options, name) is None
+    ]
 
 
 # -- launchers --------------------------------------------------------------------------------------------------------
@@ -199,6 +255,9 @@ def _megatron(claim: Claim, options: Mapping[str, str]) -> Claim:
         "pipeline-model-parallel-layout",
     )
     heads = _count(options, "num-attention-heads")
+    unread: list[tuple[str, str | None]] = [(f"--{name}", text) for name, text in _unread(options, _MEGATRON_COUNTS)]
+    if each and "num-layers" not in options:
+        unread.append(("--num-layers", None))
     return replace(
         claim,
         framework="megatron",
@@ -219,7 +278,21 @@ def _megatron(claim: Claim, options: Mapping[str, str]) -> Claim:
         uneven=any(name in options for name in own_split) or bool(each and layers and layers % (pipeline * each)),
         recompute="recompute-activations" in options or options.get("recompute-granularity") == "full",
         zero_stage=1 if "use-distributed-optimizer" in options else 0,
+        experts=_count(options, "num-experts"),
+        expert=_count(options, "expert-model-parallel-size") or 1,
+        expert_tensor=_count(options, "expert-tensor-parallel-size"),
+        unread=tuple(unread),
     )
+
+
+def _yaml_options(path: Path) -> dict[str, str]:
+    """Megatron's arguments from its YAML; a switch that is off is not there."""
+    settings = leaves(load(path, "megatron"), path)
+    return {
+        name.replace("_", "-"): "" if value is True else str(value)
+        for name, value in settings.items()
+        if value is not None and value is not False
+    }
 
 
 def _deepspeed(claim: Claim, options: Mapping[str, str], config: Mapping[str, Any]) -> Claim:
@@ -237,6 +310,7 @@ def _deepspeed(claim: Claim, options: Mapping[str, str], config: Mapping[str, An
         accumulation=_count(config, "gradient_accumulation_steps"),
         zero_stage=_stage(zero) if isinstance(zero, dict) else 0,
         schedule=claim.schedule or "1f1b",
+        unread=(*claim.unread, *_unread(config, _DEEPSPEED_COUNTS, words=("auto",))),
     )
 
 
@@ -245,6 +319,17 @@ def _stage(zero: Mapping[str, Any]) -> int:
     return stage if isinstance(stage, int) and 0 <= stage <= 3 else 0
 
 
+_TORCHTITAN_DEGREES = tuple(
+    f"{part}.{kind}-parallel-{what}"
+    for part in ("parallelism", "training", "experimental")
+    for kind, what in (
+        ("tensor", "degree"),
+        ("pipeline", "degree"),
+        ("context", "degree"),
+        ("data", "shard-degree"),
+        ("data", "replicate-degree"),
+    )
+)
 TORCHTITAN_SCHEDULES = {
     "gpipe": "gpipe",
     "1f1b": "1f1b",
@@ -275,8 +360,12 @@ def _torchtitan(claim: Claim, options: Mapping[str, str], config: Mapping[str, A
     name = str(
         flat.get("parallelism.pipeline-parallel-schedule", flat.get("experimental.pipeline-parallel-schedule", ""))
     )
-    schedule = TORCHTITAN_SCHEDULES.get(name.lower(), "1f1b") if name else "1f1b"
+    schedule = TORCHTITAN_SCHEDULES.get(name.lower()) if name else "1f1b"
+    model = MODELS.get(f"{flat.get('model.name', '')}-{flat.get('model.flavor', '')}".lower())
+    layers = count("pipeline-parallel-layers-per-stage") or count("layers-per-stage")
     chunks = 2 if schedule in ("interleaved", "looped-bfs", "zb-v", "dualpipe-v") else 1
+    if chunks > 1 and layers and model is not None:  # embedding and head count as a layer each
+        chunks = max(1, -(-(model.layers + 2) // layers) // pipeline)
     tensor, context = count("tensor-parallel-degree") or 1, count("context-parallel-degree") or 1
     replicas, shards = count("data-parallel-replicate-degree") or 1, count("data-parallel-shard-degree")
     micro = count("pipeline-parallel-microbatch-size") or 1
@@ -294,44 +383,18 @@ def _torchtitan(claim: Claim, options: Mapping[str, str], config: Mapping[str, A
         micro_batch=micro if pipeline > 1 else local,
         global_batch=total,
         accumulation=_pipeline_steps(local, micro) if pipeline > 1 else None,
+        layers=None if model is None else model.layers,
+        hidden=None if model is None else model.hidden,
+        heads=None if model is None else model.heads,
+        kv_heads=None if model is None else model.kv_heads,
         seq=count("seq-len"),
         schedule=schedule,
         uneven=True,
         recompute=str(flat.get("activation-checkpoint.mode", "")) == "full",
+        unread=(*claim.unread, *_unread(flat, _TORCHTITAN_DEGREES, words=(-1, "-1"))),
     )
 
 
 def _pipeline_steps(local: int | None, micro: int) -> int | None:
     """Microbatches of one pass through torch's schedule: the local batch is cut into them."""
     return local // micro if local is not None and local % micro == 0 else None
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def _load(path: Path, framework: str) -> dict[str, Any]:
-    """A JSON or TOML file as a dict."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise BadConfig(f"{path} is too large for a configuration of {framework}")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise PathNotFound(f"the command names {path}, which does not exist") from None
-    except (OSError, ValueError) as error:
-        raise BadConfig(f"cannot read {path}: {error}") from error
-    try:
-        data = _toml(text, path) if path.suffix == ".toml" else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadConfig(f"{path} is no {path.suffix[1:].upper() or 'JSON'}: {error}") from error
-    if not isinstance(data, dict):
-        raise BadConfig(f"{path} holds no table of settings")
-    return data
-
-
-def _toml(text: str, path: Path) -> Any:  # noqa: ANN401  (whatever the file holds)
-    for name in ("tomllib", "tomli"):  # the first is part of Python from 3.11 on
-        try:
-            return importlib.import_module(name).loads(text)
-        except ImportError:
-            continue
-    raise BadConfig(f"reading {path} takes Python 3.11, or the package tomli")

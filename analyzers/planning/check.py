@@ -21,6 +21,7 @@ ERROR, WARNING, NOTE = "error", "warning", "note"
 FEW = 2
 ENOUGH = 3
 """M should be 2 to 3 times P."""
+LONGEST_WORD = 40
 DEAR_TRANSFER = 0.2
 """Above this share of a stage's compute, sending more often does not pay: do not interleave."""
 
@@ -64,9 +65,42 @@ def findings(claim: Claim, *, device: Device | None = None, network: Network | N
     if claim.framework is None:
         words = "no arguments of Megatron, DeepSpeed or torchtitan are in it; nothing was checked"
         return [Finding(NOTE, "framework", words)]
-    found = [*_divides(claim), *_batches(claim), *_places(claim), *_schedule(claim)]
+    found = [*_unread(claim), *_divides(claim), *_experts(claim), *_batches(claim), *_places(claim), *_schedule(claim)]
     found += _interleaving(claim, device, network)
     return [*found, *_expected(claim)]
+
+
+def _unread(claim: Claim) -> Iterator[Finding]:
+    for name, text in claim.unread:
+        if text is None:
+            words = f"{name} is not in the command, so that how many stages a rank has (V) is not known"
+            yield Finding(NOTE, "not read", words)
+        elif "$" in text:
+            yield Finding(NOTE, "not read", f"{name} is {_short(text)}: rules that need it are left out")
+        else:
+            words = f"{name} is {_short(text)}" if text else f"{name} has no value"
+            yield Finding(ERROR, "value", words, "a whole number above 0")
+
+
+def _short(text: str) -> str:
+    """What stands where a number should, at a length that a line bears."""
+    return repr(text if len(text) <= LONGEST_WORD else f"{text[:LONGEST_WORD]}…")
+
+
+def _experts(claim: Claim) -> Iterator[Finding]:
+    """Megatron's rules for expert parallelism."""
+    spread = claim.expert
+    if spread == 1:
+        return
+    if claim.experts is None and not claim.unread:
+        yield Finding(ERROR, "experts", f"EP = {spread}, but there are no experts", "--num-experts")
+    elif claim.experts is not None and claim.experts % spread:
+        words = f"{claim.experts} experts cannot be divided over EP = {spread}"
+        yield Finding(ERROR, "experts", words, f"EP one of {_sizes(claim.experts)}")
+    unit = (claim.expert_tensor or claim.tensor) * spread * claim.pipeline
+    if claim.world_size is not None and claim.world_size % unit:
+        words = f"{claim.world_size} processes are no multiple of expert TP x EP x PP = {unit}"
+        yield Finding(ERROR, "experts", words, "EP that divides TP x DP / expert TP")
 
 
 def _divides(claim: Claim) -> Iterator[Finding]:
@@ -202,16 +236,24 @@ def _transfer_share(claim: Claim, device: Device, network: Network) -> float:
 
 def _expected(claim: Claim) -> Iterator[Finding]:
     every, ranks = claim.microbatches, claim.pipeline
-    if every is not None and ranks > 1 and every >= 1:
+    if ranks == 1 and claim.framework == "deepspeed":
+        yield Finding(NOTE, "bubble", "the command does not say how many stages there are; PipelineModule may")
+    elif ranks == 1:
+        if not any("pipeline" in name for name, _ in claim.unread):
+            yield Finding(NOTE, "bubble", "PP = 1: there is no pipeline, and so no bubble")
+    elif every is None or every < 1:
+        words = "M is not known: the world size, or the global or micro batch, cannot be read from the command"
+        yield Finding(NOTE, "bubble", words)
+    elif claim.schedule is None:
+        words = f"expect a bubble of at most {_bubble(claim)} of the pipeline phase, with P = {ranks}, M = {every:.6g}"
+        yield Finding(NOTE, "bubble", f"{words}; the schedule or V is not known")
+    else:
         ideal = formulas.bubble_of_ideal(ranks, claim.chunks, int(every))
         words = (
             f"expect a bubble of {_bubble(claim)} of the pipeline phase ({100 * ideal:.1f} % over the ideal time), "
             f"with P = {ranks}, V = {claim.chunks}, M = {every:.6g}; "
             f"the first rank keeps the activations of {_kept(claim, int(every)):g} microbatches"
         )
-        yield Finding(NOTE, "bubble", words)
-    elif ranks > 1:
-        words = "M is not known: the world size, or the global or micro batch, cannot be read from the command"
         yield Finding(NOTE, "bubble", words)
 
 

@@ -58,6 +58,11 @@ def test_a_right_command_has_nothing_but_its_bubble():
         ({"schedule": "gpipe"}, WARNING, "GPipe"),
         ({"framework": "deepspeed", "zero_stage": 2}, ERROR, "ZeRO"),
         ({"framework": "deepspeed", "accumulation": 3}, ERROR, "batch"),
+        ({"unread": (("--num-layers", "many"),)}, ERROR, "value"),
+        ({"unread": (("--num-layers", ""),)}, ERROR, "value"),
+        ({"expert": 2}, ERROR, "experts"),
+        ({"experts": 9, "expert": 2}, ERROR, "experts"),
+        ({"experts": 8, "expert": 4}, ERROR, "experts"),  # 64 processes over 8 x 4 x 4
         ({"chunks": 2, "schedule": "interleaved", "slow_network": "NCCL_IB_DISABLE=1"}, WARNING, "interleaving"),
     ],
 )
@@ -70,6 +75,10 @@ def test_a_rule_that_is_broken_is_found(changes, severity, rule):
 @pytest.mark.parametrize(
     "changes",
     [
+        {"unread": (("--num-layers", "$LAYERS"),)},
+        {"unread": (("--num-layers", None),)},
+        {"experts": 8, "expert": 2},
+        {"experts": 8, "expert": 4, "expert_tensor": 1},
         {"kv_heads": 4},  # TP is a multiple: they are copied
         {"layers": 30, "uneven": True},
         {"global_batch": None},
@@ -82,6 +91,15 @@ def test_a_rule_that_is_broken_is_found(changes, severity, rule):
 )
 def test_a_near_miss_is_no_finding(changes):
     assert {severity for severity, _ in _found(replace(RIGHT, **changes))} == {NOTE}
+
+
+def test_where_nothing_is_wrong_something_is_said():
+    assert findings(replace(RIGHT, pipeline=1))[-1].words.startswith("PP = 1: there is no pipeline")
+    assert "PipelineModule may" in findings(Claim(framework="deepspeed"))[-1].words
+
+
+def test_a_bubble_with_an_unknown_v_is_an_upper_bound():
+    assert "at most 8.6 %" in findings(replace(RIGHT, schedule=None))[-1].words
 
 
 def test_interleaving_pays_on_a_fast_network_only():
