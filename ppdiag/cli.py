@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import sys
 import traceback
@@ -139,6 +140,8 @@ def _reader_is_gone() -> NoReturn:
 @click.option("-v", "--verbose", is_flag=True, help="Show where an unexpected error comes from.")
 def main(*, verbose: bool) -> None:
     """Find out what each GPU of a pipeline-parallel training job is waiting for."""
+    # Where HOME cannot be written, as in many containers, matplotlib advises on that in two long lines.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

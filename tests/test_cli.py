@@ -96,3 +96,8 @@ def test_a_command_like_no_other_is_guessed_at_by_nobody():
     done = CliRunner().invoke(main, ["xyz\x1b[2J"])
     assert (done.exit_code, "did you mean" in done.stderr) == (2, False)
     assert "\x1b" not in done.stderr
+
+
+def test_a_home_that_cannot_be_written_is_nothing_to_talk_about(shell):
+    done = shell(f"HOME=/proc XDG_CONFIG_HOME= XDG_CACHE_HOME= {PPDIAG} schedule 1f1b --svg out.svg >out.txt")
+    assert (done.returncode, done.stderr) == (0, "")
