@@ -138,7 +138,7 @@ def _reader_is_gone() -> NoReturn:
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(ppdiag.__version__, prog_name="ppdiag", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", is_flag=True, help="Show where an unexpected error comes from.")
-def main(*, verbose: bool) -> None:
+def main(*, verbose: bool) -> None:  # noqa: ARG001  (read where errors become words)
     """Find out what each GPU of a pipeline-parallel training job is waiting for."""
     # Where HOME cannot be written, as in many containers, matplotlib advises on that in two long lines.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
