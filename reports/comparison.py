@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ppdiag.comparison import WORK, Outcome, What
 from ppdiag.diagnosis import percent
-from ppdiag.reports.words import cause_label, count_of, duration, visible
+from ppdiag.reports.words import cause_label, count_of, duration, known_duration, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +24,8 @@ MOST_PLACES = 8
 MOST_STAGES = 16
 WIDE = 70
 """In narrower terminals the tables give up columns instead of breaking."""
+MOST = 0.5
+"""A place is most of a change that it has more than this share of."""
 SHOWN = 0.001
 """Places that change less of the step than this are not listed."""
 STYLES = {Outcome.SLOWER: "bold red", Outcome.FASTER: "bold green", Outcome.UNKNOWN: "bold yellow"}
@@ -101,10 +103,18 @@ def _headline(found: Comparison, unit: _Unit) -> list[RenderableType]:
         longer = "longer" if step.change_s > 0 else "shorter"
         text = f"A step of B is {percent(abs(found.slower))} {longer} than one of A, and does not do the same work"
     lines: list[RenderableType] = [_text(text, STYLES.get(step.outcome, "bold"))]
-    first = next((place for place in found.places if place.what not in (What.TOGETHER, What.UNEXPLAINED)), None)
+    first = _largest_part(found)
     if first is not None and step.outcome in (Outcome.SLOWER, Outcome.FASTER):
-        lines.append(_text(f"  Most of it: {_place(first)} ({unit.signed(first.change_s)} {unit.name} a step)"))
+        part = "Most of it" if first.change_s / step.change_s > MOST else "The largest part"
+        lines.append(_text(f"  {part}: {_place(first)} ({unit.signed(first.change_s)} {unit.name} a step)"))
     return lines
+
+
+def _largest_part(found: Comparison) -> PlaceChange | None:
+    """The place that changed the step most, in the direction in which it changed."""
+    sign = math.copysign(1.0, found.step.change_s)
+    named = [place for place in found.places if place.what not in (What.TOGETHER, What.UNEXPLAINED)]
+    return max((place for place in named if sign * place.change_s > 0), key=lambda p: sign * p.change_s, default=None)
 
 
 def _side(side: Side) -> str:
@@ -176,6 +186,6 @@ def _stages(found: Comparison, width: int) -> list[RenderableType]:
 
 
 def _stage(stage: StageChange, kinds: Sequence[int]) -> list[str]:
-    times = [duration(side[i]) for i in kinds for side in (stage.a_s, stage.b_s)]
+    times = [known_duration(side[i]) for i in kinds for side in (stage.a_s, stage.b_s)]
     before, after = sum(stage.a_s), sum(stage.b_s)
     return [str(stage.stage), *times, f"{100 * (after / before - 1):+.1f} %" if before > 0 else "-"]

@@ -35,6 +35,18 @@ DARKEST = 0.5
 MAX_RANKS = 1024
 """Rows of the table of ranks; of more ranks the most idle ones are shown."""
 BAR_UNITS = 1000
+FILTERS = (
+    "duration",
+    "known_duration",
+    "size",
+    "rough_percent",
+    "expected_gain",
+    "rank_list",
+    "what_first",
+    "count_of",
+    "origin_name",
+)
+"""Words that the page's template uses."""
 KINDS = {
     Kind.FORWARD: "F, forward",
     Kind.BACKWARD: "B, backward",
@@ -130,8 +142,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("duration", "size", "rough_percent", "expected_gain", "rank_list", "what_first", "count_of", "origin_name")
-    environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in names}})
+    environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in FILTERS}})
     environment.globals.update(
         causes=CAUSE_KEYS,
         places=PLACE_KEYS,

@@ -20,6 +20,7 @@ from ppdiag.reports.words import (
     count_of,
     duration,
     expected_gain,
+    known_duration,
     origin_name,
     rank_list,
     rough_percent,
@@ -190,7 +191,7 @@ def _op_names(diagnosis: Diagnosis) -> list[str]:
 
 def _op_times(row: StageResult | RankResult, names: Sequence[str]) -> list[str]:
     times_s = {"F": row.forward_s, "B": row.backward_s, "W": row.weight_s}
-    return [duration(times_s[name]) if times_s[name] > 0 else "-" for name in names]
+    return [known_duration(times_s[name]) for name in names]
 
 
 def _bar_width(diagnosis: Diagnosis, writer: _Writer) -> int:
@@ -342,7 +343,7 @@ def _links(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
             f"{link.src_stage} to {link.dst_stage}",
             {"forward": "activations", "backward": "gradients"}.get(link.direction, link.direction),
             size(link.bytes) if link.bytes else "-",
-            duration(link.transfer_s),
+            known_duration(link.transfer_s),
             f"{size(bandwidth)}/s" if bandwidth is not None else "-",
             link.transport or "-",
         )

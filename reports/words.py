@@ -137,6 +137,15 @@ def duration(seconds: float) -> str:
     return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")))
 
 
+def known_duration(seconds: float) -> str:
+    """The same; a dash for 0, which is what a diagnosis has where nothing was measured.
+
+    >>> known_duration(0.0123), known_duration(0.0)
+    ('12.3 ms', '-')
+    """
+    return duration(seconds) if seconds != 0 else "-"
+
+
 def size(count: float) -> str:
     """Bytes in the decimal unit that fits.
 
