@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ppdiag.analyzers import blame
+from ppdiag.analyzers.program import COMPUTE, WAIT
 from ppdiag.diagnosis import WORTH_A_WARNING, WORTH_SAYING, Cause, ImbalanceSplit, Verdict, Why, percent
 from ppdiag.model import Flag, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ppdiag.analyzers.graph import Graph
     from ppdiag.analyzers.shape import Shape
@@ -27,6 +29,10 @@ LEAST_COVERED = 0.8
 """A place is named only where repairing it alone gains this much of what removing the whole cause would."""
 MOST_CLOCK_ERROR = 0.05
 """With a clock error above this share of the step the causes cannot be told apart."""
+LEAST_WAITS = 0.5
+"""Waits in a step for each op whose input another rank makes: with fewer, waiting cannot be told from the host."""
+MOST_OF_IT, FEW_STEPS = 0.8, 0.25
+"""Where so much of a cause lies in so few of the steps, this is said: the others are another story."""
 LEAST_AGREEING = 0.75
 """Share of the steps in which the first cause must be the larger one, for the two to be told apart."""
 
@@ -58,7 +64,7 @@ def decide(context: Context) -> Verdict:
     place = _place(context, cause)
     inferred = context.shape.inferred or _messages_are_inferred(context.trace)
     confidence = "undecided" if doubt else "inferred" if inferred else "measured"
-    text = f"{_headline(context, cause, place, why[cause])}{doubt}"
+    text = f"{_headline(context, cause, place, why[cause])}{_in_few_steps(context, cause)}{doubt}"
     return Verdict(
         cause=cause.value,
         stage=place.stage,
@@ -116,19 +122,42 @@ def _nothing(context: Context, share: float, cause: Cause, doubt: str) -> Verdic
 
 def _doubt(context: Context, cause: Cause, why: Mapping[Cause, float], unexplained: float) -> str:
     """Why the verdict cannot be relied on; empty where it can."""
-    median_s = float(np.median(context.shares.duration_K))
+    reason = next(_reasons(context, cause, why, unexplained), None)
+    return "" if reason is None else f"; undecided, since {reason}"
+
+
+def _reasons(context: Context, cause: Cause, why: Mapping[Cause, float], unexplained: float) -> Iterator[str]:
     if context.shape.doubt:
-        return f"; undecided, since {context.shape.doubt}"
+        yield context.shape.doubt
+    waits, needed = _waits(context)
+    if waits < LEAST_WAITS * needed:
+        yield (
+            f"the record has {waits} waits for messages or collectives in a step whose ops need {needed} inputs from "
+            "other ranks: without them, waiting looks like the host"
+        )
     if unexplained > MOST_UNEXPLAINED:
-        return f"; undecided, since the replay leaves {percent(unexplained)} of the step unexplained"
-    if context.trace.clock_error_s > MOST_CLOCK_ERROR * median_s:
-        return f"; undecided, since the clocks may be off by {context.trace.clock_error_s * 1e3:.1f} ms"
+        yield f"the replay leaves {percent(unexplained)} of the step unexplained"
+    error_s = context.trace.clock_error_s
+    if error_s > MOST_CLOCK_ERROR * float(np.median(context.shares.duration_K)):
+        yield f"the clocks may be off by {error_s * 1e3:.1f} ms"
     second = max((name for name in why if name is not cause), key=lambda name: why[name])
-    if cause is Cause.IMBALANCE and _comes_first(context, why[cause]):
-        return ""
-    if why[second] >= WORTH_SAYING and not _told_apart(context, cause, second):
-        return f"; undecided, since {second.value} ({percent(why[second])}) is as large within the spread of the steps"
-    return ""
+    first_anyway = cause is Cause.IMBALANCE and _comes_first(context, why[cause])
+    if not first_anyway and why[second] >= WORTH_SAYING and not _told_apart(context, cause, second):
+        yield f"{second.value} ({percent(why[second])}) is as large within the spread of the steps"
+
+
+def _waits(context: Context) -> tuple[int, int]:
+    """How often the ranks waited for a receive or a collective in a step, and how many ops needed another's output."""
+    graph, stages = context.graph, context.shape.stages
+    waits = (graph.what_N == WAIT) & np.isin(graph.kind_N, (Kind.RECV, Kind.COLLECTIVE))
+    order = sorted({stage for own in stages.values() for stage in own})
+    source = {Kind.FORWARD: dict(pairwise(order[::-1])), Kind.BACKWARD: dict(pairwise(order))}
+    columns = (graph.rank_N, graph.kind_N, graph.stage_N, graph.microbatch_N)
+    ops = np.unique(np.stack(columns)[:, graph.what_N == COMPUTE], axis=1)  # a message inside an op cuts it
+    held = [stages[rank] for rank in graph.ranks_R.tolist()]
+    fed_by = [source.get(kind, {}).get(stage) for kind, stage in ops[1:3].T.tolist()]
+    needed = sum(stage is not None and stage not in held[r] for r, stage in zip(ops[0].tolist(), fed_by, strict=True))
+    return int(waits.sum()), needed
 
 
 def _told_apart(context: Context, first: Cause, second: Cause) -> bool:
@@ -175,22 +204,29 @@ def _of_the_largest_part(places: list[blame.Candidate], split: ImbalanceSplit) -
 
 
 def _stages_of_link(context: Context, link: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The stages at the ends of a link of two ranks: its first message's."""
-    if link is None:
-        return None
-    src, dst = (context.shape.stages[rank] for rank in link)
-    pairs = [(a, b) for a in src for b in dst if abs(a - b) == 1]
-    return pairs[0] if pairs else (src[0], dst[0])
+    """The stages at the ends of a link of two ranks."""
+    return None if link is None else context.shape.stages_of_link(*link)
 
 
 def _headline(context: Context, cause: Cause, place: blame.Candidate, share: float) -> str:
     return f"{percent(share)} of the step is lost to {_PHRASES[cause](context, place)}"
 
 
+def _in_few_steps(context: Context, cause: Cause) -> str:
+    """Says so where a few steps have most of a cause; empty else."""
+    own_K = np.sort(np.maximum(context.shares.cause_K[cause], 0.0))[::-1]
+    total = float(own_K.sum())
+    few = int(np.searchsorted(np.cumsum(own_K), MOST_OF_IT * total)) + 1
+    if total <= 0 or few > FEW_STEPS * len(own_K):
+        return ""
+    return f"; {percent(float(own_K[:few].sum()) / total)} of it in {few} of {len(own_K)} steps"
+
+
 def _bubble(context: Context, _place: blame.Candidate) -> str:
+    microbatches = context.shape.microbatches
     return (
-        f"the pipeline bubble: {context.shape.microbatches} microbatches over {context.shape.pp} ranks "
-        "leave the schedule itself with idle time"
+        f"the pipeline bubble: {microbatches} microbatch{'es' if microbatches > 1 else ''} over {context.shape.pp} "
+        f"ranks leave{'' if microbatches > 1 else 's'} the schedule itself with idle time"
     )
 
 
@@ -225,7 +261,7 @@ def _rank_times(graph: Graph, rank: int) -> tuple[float, float]:
     Over all steps.
     """
     index = int(np.searchsorted(graph.ranks_R, rank))
-    work_R = np.bincount(graph.rank_N, weights=graph.work_NK.sum(axis=1), minlength=len(graph.ranks_R))
+    work_R = graph.work_R
     own_stages = graph.stage_N[(graph.rank_N == index) & (graph.stage_N >= 0)]
     sharing = np.unique(graph.rank_N[np.isin(graph.stage_N, own_stages)])
     others = sharing[sharing != index]
@@ -236,7 +272,7 @@ def _rank_times(graph: Graph, rank: int) -> tuple[float, float]:
 
 def _communication(context: Context, place: blame.Candidate) -> str:
     if place.link is not None:
-        a, b = _stages_of_link(context, place.link) or (None, None)
+        a, b = context.shape.stages_of_link(*place.link)
         return f"communication between stages {a} and {b} (rank {place.link[0]} to rank {place.link[1]})"
     if place.group is not None:
         return f"collectives of process group {context.trace.groups[place.group].name!r}"

@@ -10,11 +10,14 @@ import pytest
 
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
-from ppdiag.model import Kind
+from ppdiag.model import Flag, Kind
+from ppdiag.trace import sorted_spans
 from tests.analyzers.factory import MS, Pipeline, ten_and_twenty
 from tests.analyzers.test_hand_calculations import job, on_rank, pipeline, slower
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ppdiag.diagnosis import Diagnosis
 
 
@@ -156,6 +159,43 @@ def test_more_than_five_percent_unexplained_leaves_it_undecided() -> None:
     assert found.why.unexplained > 0.05
     assert verdict_of(found) == (None, None, None, None, "undecided")
     assert "the replay leaves 33.0 % of the step unexplained" in found.verdict.text
+
+
+def never_waited(spans: np.ndarray) -> np.ndarray:
+    """As where the job asks its works for a future, or polls them: no wait is seen."""
+    spans = spans.copy()
+    message = np.isin(spans["kind"], (Kind.SEND, Kind.RECV))
+    spans["flags"][message] |= np.uint16(Flag.NEVER_WAITED)
+    for name in ("start_ns", "end_ns"):
+        spans[name][message] = spans["post_ns"][message]
+    return sorted_spans(spans)
+
+
+def without_messages(spans: np.ndarray) -> np.ndarray:
+    """As where the job sends them by other means than torch.distributed."""
+    return spans[~np.isin(spans["kind"], (Kind.SEND, Kind.RECV))]
+
+
+@pytest.mark.parametrize("lose", [never_waited, without_messages])
+def test_a_record_without_the_waits_of_its_pipeline_leaves_it_undecided(
+    lose: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    # 3 ranks, 4 microbatches: 2 x 4 forwards and 2 x 4 backwards need what another rank made
+    trace = pipeline("1F1B", ranks=3, microbatches=4).trace()
+    found = diagnose(replace(trace, spans=lose(trace.spans)))
+    assert found.verdict.confidence == "undecided"
+    assert "0 waits" in found.verdict.text
+    assert "need 16 inputs from other ranks" in found.verdict.text
+
+
+def test_a_cause_that_lies_in_one_step_of_many_says_so() -> None:
+    # 8 analysed steps of 61; one stands still for another 61
+    once = single(between=lambda _rank, step: 61 * MS * (step == 4))
+    found = diagnose(replace(once, steps=10).trace())
+    assert found.why.host == pytest.approx(1 / 9)
+    assert "; 100.0 % of it in 1 of 8 steps" in found.verdict.text
+    every = diagnose(replace(once, steps=10, between=on_rank(0, 10)).trace())
+    assert "of it in" not in every.verdict.text
 
 
 def test_two_causes_that_take_turns_are_not_told_apart() -> None:
