@@ -53,6 +53,7 @@ class Plan(NamedTuple):
         overlap: no rank waits until a send is taken, and a message travels as soon as it is there.
         size: how many times as large as measured each microbatch is.
         same_messages: each message takes what the measured one that it is like took, not what is usual on its link.
+        mix: for each stage, which measured stages it takes its layers from, and how much of each; None for equal parts.
         pairs: a forward and a whole backward of another stage after it run as one op, and send when both are done.
     """
 
@@ -63,6 +64,7 @@ class Plan(NamedTuple):
     size: float = 1.0
     pairs: bool = False
     same_messages: bool = False
+    mix: Sequence[Sequence[tuple[int, float]]] | None = None
 
 
 def lay_out(run: Run, graph: Graph, plan: Plan, replicas: Sequence[int] | None = None) -> Graph:
@@ -117,7 +119,7 @@ class _Times:
         self.ranks_R = graph.ranks_R
         self.messages = message_time(graph) if plan.same_messages else {}
         self.same_stages = len(plan.stage_rank) == run.stages
-        self.mix = stage_mix(len(plan.stage_rank), run.stages, _ends(stage_seconds(graph, run.stages)))
+        self.mix = plan.mix or stage_mix(len(plan.stage_rank), run.stages, _ends(stage_seconds(graph, run.stages)))
         self.microbatches = 1 + max(op.microbatch for ops in plan.orders for op in ops)
         self.split = {op[1:] for ops in plan.orders for op in ops if op.kind is Kind.WEIGHT}
         ranks = plan.stage_rank

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ppdiag.analyzers.planning import orders
 from ppdiag.analyzers.what_if.layers import MOST_LAYERS, LayerTimes, layer_times, layers_now
 from ppdiag.errors import BadShape
 
@@ -59,14 +60,42 @@ class MeasuredLayers(NamedTuple):
         >>> MeasuredLayers((2, 2), (two, two), (1.0, 0.0)).times(np.array([10.0, 4.0]))
         LayerTimes(layer_L=array([2., 6., 1., 3.]), before=2.0, after=0.0)
         """
+        shares, before, after = self._shares()
+        layer_L = np.concatenate([share_L * time for share_L, time in zip(shares, stage_S.tolist(), strict=True)])
+        return LayerTimes(layer_L, before * float(stage_S[0]), after * float(stage_S[-1]))
+
+    def mix(self, stages: int) -> list[list[tuple[int, float]]] | None:
+        """As ``op_times.stage_mix``, of these layers laid onto as many stages; None where there are fewer layers.
+
+        >>> MeasuredLayers((2, 2), (np.array([1.0, 3.0]), np.ones(2)), (0.0, 2.0)).mix(4)
+        [[(0, 0.25)], [(0, 0.75)], [(1, 0.25)], [(1, 0.75)]]
+        """
+        shares, before, after = self._shares()
+        owner_L, share_L = np.repeat(np.arange(len(self.counts)), self.counts), np.concatenate(shares)
+        if len(share_L) < stages:
+            return None
+        ends = np.cumsum(orders.layers_of_stages(len(share_L), stages))
+        mix = []
+        for stage, own in enumerate(np.split(np.arange(len(share_L)), ends[:-1])):
+            parts: dict[int, float] = {}
+            for layer in own.tolist():
+                parts[int(owner_L[layer])] = parts.get(int(owner_L[layer]), 0.0) + float(share_L[layer])
+            for is_here, end, share in ((stage == 0, 0, before), (stage == stages - 1, len(shares) - 1, after)):
+                if is_here and share > 0:
+                    parts[end] = parts.get(end, 0.0) + share
+            mix.append(list(parts.items()))
+        return mix
+
+    def _shares(self) -> tuple[list[np.ndarray], float, float]:
+        """Share of each layer in its stage's time, and of what is no layer in the first stage's and in the last's."""
         last = len(self.counts) - 1
-        parts, beyond = [], [0.0] * (last + 1)
+        shares, beyond = [], [0.0] * (last + 1)
         for stage, (weight_L, rest) in enumerate(zip(self.weights, self.rest, strict=True)):
             kept = rest if stage in (0, last) else 0.0
-            each = stage_S[stage] / max(float(weight_L.sum()) + kept, 1e-12)
-            parts.append(weight_L * each)
-            beyond[stage] = float(kept * each)
-        return LayerTimes(np.concatenate(parts), beyond[0], beyond[-1] if last else 0.0)
+            whole = max(float(weight_L.sum()) + kept, 1e-12)
+            shares.append(weight_L / whole)
+            beyond[stage] = kept / whole
+        return shares, beyond[0], beyond[-1] if last else 0.0
 
 
 def measured_layers(trace: Trace, shape: Shape) -> MeasuredLayers | None:

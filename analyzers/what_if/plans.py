@@ -10,6 +10,7 @@ from ppdiag.analyzers import schedules
 from ppdiag.analyzers.planning import orders
 from ppdiag.analyzers.schedules import SPLIT_SUFFIX, Op
 from ppdiag.analyzers.what_if.layout import Plan
+from ppdiag.analyzers.what_if.measured_layers import measured_layers
 from ppdiag.analyzers.what_if.run import AHEAD, AT_ONCE, FUSED, PLAIN, TORCH, is_op, messaging, sends_late
 from ppdiag.errors import BadShape
 from ppdiag.model import Kind
@@ -81,6 +82,9 @@ def plan_of(run: Run, change: Change) -> Plan:
         found = _same_schedule(run, microbatches)
     else:
         found = _other_schedule(run, change.schedule, change.chunks, microbatches)
+        layers = measured_layers(run.trace, run.shape) if change.layers is None else None
+        if layers is not None and len(found.stage_rank) != run.stages:
+            found = found._replace(mix=layers.mix(len(found.stage_rank)))
     return found._replace(size=size, overlap=change.overlap)
 
 

@@ -128,3 +128,24 @@ def test_without_a_record_the_number_of_layers_must_be_given() -> None:
 def test_what_no_recorder_writes_is_no_record(bad: Any) -> None:
     run = run_with([[row(0, [1, 1])], [bad], [row(2, [1, 1])], [row(3, [1, 1])]])
     assert measured_layers(run.trace, run.shape) is None
+
+
+def test_stages_cut_in_two_take_the_layers_that_lie_on_them() -> None:
+    # eight stages of one layer: the slow one is a stage of its own, of 3 of its stage's 4 units
+    measured = measured_layers(recorded().trace, recorded().shape)
+    assert measured is not None
+    parts = [part for own in measured.mix(8) or () for part in own]
+    assert [stage for stage, _ in parts] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [share for _, share in parts] == pytest.approx([0.5, 0.5, 0.75, 0.25, 0.5, 0.5, 0.5, 0.5])
+    assert measured.mix(4) == [[(stage, 1.0)] for stage in range(4)]
+    assert measured.mix(9) is None
+    cut = Change(schedule="interleaved", chunks=2)
+    equal = predict(run_with([[], [], [], []]), cut)
+    assert predict(recorded(), cut).step_s > equal.step_s
+
+
+def test_equal_layers_are_cut_as_without_a_record() -> None:
+    even = [[row(stage, [1.0, 1.0])] for stage in range(4)]
+    for change in (Change(schedule="interleaved", chunks=2), Change(schedule="zb-v")):
+        without = predict(run_with([[], [], [], []], units=(2, 2, 2, 2)), change).step_s
+        assert predict(run_with(even, units=(2, 2, 2, 2)), change).step_s == pytest.approx(without)
