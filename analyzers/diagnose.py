@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppdiag.analyzers import clock, links, results, timeline, verdict
+from ppdiag.analyzers import clock, links, message_clock, results, timeline, verdict
 from ppdiag.analyzers import graph as step_graph
 from ppdiag.analyzers import program as rank_program
 from ppdiag.analyzers.attribution import attribute, by_step, split_host, split_imbalance
@@ -42,12 +42,14 @@ class Analysis:
     """A trace taken apart: what a diagnosis is made of, and what other questions to a run need too.
 
     Attributes:
+        recorded: the trace on the clocks of the record; spans have the same places in ``trace``.
         trace: the labelled trace.
         steps: the analysed steps.
         left_out: steps whose messages contradict the order of their ops.
         shares: the step times of all steps, split; in the order of ``steps.kept``.
     """
 
+    recorded: Trace
     trace: Trace
     steps: Steps
     shape: Shape
@@ -67,12 +69,15 @@ def analyse(trace: Trace, progress: Callable[[str, int, int], None] | None = Non
     """
     tell = progress or (lambda *_: None)
     tell(_PARTS[0], 0, 4)
+    recorded, trace = trace, message_clock.moved(trace)
+    was_moved = trace is not recorded
     steps = find_steps(trace)
     trace, shape = label(trace, steps)
     tell(_PARTS[1], 1, 4)
     program = rank_program.build(trace, steps)
     trace = clock.checked(trace, program.messages)
     program = replace(program, trace=trace)
+    recorded = recorded if was_moved else trace
     graphs, left_out = step_graph.build_graphs(program, steps)
     if not graphs:
         raise BadRecord(f"{trace.job.source}: the messages of every step contradict the order of its ops")
@@ -81,7 +86,7 @@ def analyse(trace: Trace, progress: Callable[[str, int, int], None] | None = Non
     tell(_PARTS[2], 2, 4)
     busy_K = measured.busy_RK.mean(axis=0)
     shares = _merge(graphs, [share_out(g, busy_K[np.searchsorted(steps.kept, g.steps_K)]) for g in graphs])
-    return Analysis(trace, steps, shape, program, tuple(graphs), left_out, measured, shares)
+    return Analysis(recorded, trace, steps, shape, program, tuple(graphs), left_out, measured, shares)
 
 
 def diagnose(trace: Trace, progress: Callable[[str, int, int], None] | None = None) -> Diagnosis:
@@ -116,8 +121,9 @@ def explain(analysis: Analysis, progress: Callable[[str, int, int], None] | None
 def _with_tables(analysis: Analysis, attribution: Attribution, context: verdict.Context) -> Diagnosis:
     """Both partitions, the tables of stages, links and ranks, and the verdict."""
     trace, steps, shape = analysis.trace, analysis.steps, analysis.shape
-    found = links.links(analysis.program, steps)
-    said = (*results.warnings(trace, steps), *shortfall(trace), *links.clock_warnings(found, trace.clock_error_s))
+    recorded = analysis.recorded
+    found = links.links(analysis.program, steps, recorded)
+    said = (*results.warnings(trace, steps), *shortfall(trace), *links.clock_warnings(found, recorded.clock_error_s))
     return Diagnosis(
         source=trace.job.source,
         job=results.job(trace, steps, shape),

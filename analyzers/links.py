@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppdiag.analyzers.clock import clock_numbers
-from ppdiag.analyzers.measured_times import RETURNED_AT_ONCE
+from ppdiag.analyzers.message_clock import blocked_waits
 from ppdiag.analyzers.messages import MISSING
-from ppdiag.analyzers.steps import pipeline_work
 from ppdiag.diagnosis import LinkResult
 from ppdiag.model import NONE, Flag, Kind, Payload
 
@@ -44,17 +43,17 @@ class _Received:
     apart: np.ndarray
 
     @classmethod
-    def of(cls, program: Program, steps: Steps) -> _Received:
-        """All messages between known stages."""
+    def of(cls, program: Program, steps: Steps, times: np.ndarray) -> _Received:
+        """All messages between known stages, with the times of these spans (the trace's, on the clocks to be shown)."""
         spans = program.trace.spans
         inside = np.isin(steps.number, steps.kept) & (spans["kind"] == Kind.RECV)
         received = np.flatnonzero(inside & (program.messages.partner != MISSING))
         received = received[_carries_work(spans, received, program.messages.partner[received])]
         sent = program.messages.partner[received]
-        ready = np.maximum(spans["post_ns"][received], spans["post_ns"][sent])
+        ready = np.maximum(times["post_ns"][received], times["post_ns"][sent])
         waited = (spans["flags"][received] & np.uint16(Flag.NEVER_WAITED)) == 0
-        certain = waited & (spans["start_ns"][received] <= ready)
-        transfer_s = np.maximum(spans["end_ns"][received] - ready, 0) / 1e9
+        certain = waited & (times["start_ns"][received] <= ready)
+        transfer_s = np.maximum(times["end_ns"][received] - ready, 0) / 1e9
         pairs = np.stack([spans["stage"][sent], spans["stage"][received]], axis=1)
         apart = clock_numbers(program.trace)
         return cls(
@@ -67,17 +66,22 @@ class _Received:
         )
 
 
-def links(program: Program, steps: Steps) -> tuple[LinkResult, ...]:
+def links(program: Program, steps: Steps, recorded: Trace) -> tuple[LinkResult, ...]:
     """One row for each pair of stages that exchange messages; transfers are those that a receive waited for.
 
     Where the clocks of a link's ends may be off by more than its transfers take, these are the shorter of both ends'
     durations, which needs no common clock.
+
+    Args:
+        program: of the run.
+        steps: those analysed.
+        recorded: the trace on the clocks of the record, where the program's was moved; else the same.
     """
-    spans, messages = program.trace.spans, _Received.of(program, steps)
+    spans, messages = program.trace.spans, _Received.of(program, steps, recorded.spans)
     found = []
     for src, dst in np.unique(messages.pairs, axis=0).tolist():
         own = (messages.pairs == (src, dst)).all(axis=1)
-        time, by_clocks = _time(messages, own, program.trace.clock_error_s)
+        time, by_clocks = _time(messages, own, recorded.clock_error_s)
         size = int(np.median(spans["size_bytes"][messages.received[own]]))
         direction = "forward" if dst > src else "backward"
         bandwidth = size / time if size > 0 and time > 0 else None
@@ -118,14 +122,11 @@ def _median(times: np.ndarray) -> float:
 
 def _shorter(spans: np.ndarray, received: np.ndarray, sent: np.ndarray) -> np.ndarray:
     """The shorter of both ends' durations; nan where an end did not wait: its message may have been buffered."""
-    work = spans[pipeline_work(spans)]
-    at_once_s = RETURNED_AT_ONCE * float(np.median((work["end_ns"] - work["start_ns"]) / 1e9)) if len(work) else 0.0
-    taken = []
-    for end in (received, sent):
-        waited = (spans["flags"][end] & np.uint16(Flag.NEVER_WAITED)) == 0
-        blocked = waited & ((spans["end_ns"][end] - spans["start_ns"][end]) / 1e9 > at_once_s)
-        taken.append(np.where(blocked, (spans["end_ns"][end] - spans["post_ns"][end]) / 1e9, np.nan))
-    return np.minimum(*taken)
+    blocked = blocked_waits(spans)
+    took = [
+        np.where(blocked[end], (spans["end_ns"][end] - spans["post_ns"][end]) / 1e9, np.nan) for end in (received, sent)
+    ]
+    return np.minimum(*took)
 
 
 def _carries_work(spans: np.ndarray, received: np.ndarray, sent: np.ndarray) -> np.ndarray:
