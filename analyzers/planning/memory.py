@@ -15,6 +15,8 @@ from ppdiag.analyzers.planning.layout import Job, Layouts, holds_ends, kept_stag
 from ppdiag.analyzers.planning.models import VALUE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ppdiag.analyzers.planning.models import Model
 
 LOGIT_BYTES = 6
@@ -48,10 +50,8 @@ def peak(job: Job, layouts: Layouts, position_RC: np.ndarray, *, fsdp: bool = Fa
         job: the job.
         layouts: the candidates.
         position_RC: positions along the pipeline.
-        fsdp: as torchtitan runs a pipeline, instead of Megatron: shards of fp32 weight, gradient and moments (16 bytes
-            a parameter over DP); bf16 weights stay gathered and fp32 gradients whole until the last microbatch (6
-            bytes); two layers' gradients in reduction; torch's buffers for all gradients to come, and all outputs of
-            the last stage.
+        fsdp: as torchtitan runs a pipeline, instead of Megatron: see :func:`_sharded_state` and
+            :func:`_torch_buffers`.
     """
     model, tensor_C = job.model, layouts.tensor_C
     layers_RC = rank_layers(job, layouts, position_RC)
@@ -61,7 +61,7 @@ def peak(job: Job, layouts: Layouts, position_RC: np.ndarray, *, fsdp: bool = Fa
     # One stage that holds both ends shares a tied weight instead of copying it.
     parameters_RC -= (first_RC & last_RC) * model.vocab * model.hidden * model.tied
     shared_C = layouts.zero1_C * float(SHARED_STATE_BYTES)
-    bytes_C = 6 + 16 / layouts.data_C if fsdp else STATE_BYTES - shared_C + shared_C / layouts.data_C
+    bytes_C = _sharded_state(job, layouts) if fsdp else STATE_BYTES - shared_C + shared_C / layouts.data_C
     whole = model.layer_activation_bytes(flash=job.flash)
     per_layer_C = np.where(layouts.recompute_C, float(model.boundary_bytes), whole) * layouts.micro_C / tensor_C
     # The layer whose backward runs: its tensors where they are computed again, as much for their gradients, and its
@@ -72,10 +72,31 @@ def peak(job: Job, layouts: Layouts, position_RC: np.ndarray, *, fsdp: bool = Fa
     kept_RC = kept_stages(job, layouts, position_RC) * layers_RC / layouts.chunks_C
     working_RC = np.maximum(layer_C, last_RC * logits_C)
     if fsdp:
-        rows_C = layouts.microbatches_C(job) * layouts.micro_C * float(model.seq * VALUE_BYTES) / tensor_C
-        working_RC = working_RC + 2 * 4.0 * model.layer_parameters / tensor_C
-        working_RC = working_RC + rows_C * (layouts.chunks_C * model.hidden + last_RC * model.vocab)
+        working_RC = working_RC + _torch_buffers(job, layouts, last_RC)
     return Memory(parameters_RC / tensor_C * bytes_C, kept_RC * per_layer_C, working_RC)
+
+
+def _sharded_state(job: Job, layouts: Layouts) -> np.ndarray:
+    """Bytes of a parameter under FSDP within a pipeline.
+
+    fp32 weight, gradient and two moments are divided over DP. The bf16 weight stays gathered, and the fp32 gradient
+    whole until its stage's last backward has reduced it. Up to P microbatches, a rank ends all backwards of one of its
+    stages before it begins those of the next, so that the gradients of one stage at a time are whole.
+    """
+    whole_C = np.where(layouts.microbatches_C(job) <= layouts.pipeline_C, 1 / layouts.chunks_C, 1.0)
+    return 16 / layouts.data_C + VALUE_BYTES + 4 * whole_C
+
+
+def _torch_buffers(job: Job, layouts: Layouts, last_RC: np.ndarray) -> np.ndarray:
+    """What torch.distributed.pipelining and FSDP hold beside: bytes of each rank.
+
+    Buffers for the inputs and the gradients of all microbatches of each stage, made once and kept; all outputs of the
+    last stage; two layers' fp32 gradients in reduction. Source: torch 2.13, ``pipelining/stage.py``.
+    """
+    model, tensor_C = job.model, layouts.tensor_C
+    rows_C = layouts.microbatches_C(job) * layouts.micro_C * float(model.seq * VALUE_BYTES) / tensor_C
+    buffers_RC = rows_C * (2 * layouts.chunks_C * model.hidden + last_RC * model.vocab)
+    return buffers_RC + 2 * 4.0 * model.layer_parameters / tensor_C
 
 
 def sharded_bytes(model: Model, *, ranks: int, micro_batch: int, flash: bool = True) -> float:
@@ -90,9 +111,9 @@ def sharded_bytes(model: Model, *, ranks: int, micro_batch: int, flash: bool = T
     return 16.0 * model.parameters / ranks + gathered + micro_batch * (kept + logits)
 
 
-def answer(job: Job, layout: Layouts) -> Answer:
+def answer(job: Job, layout: Layouts, *, fsdp: bool = False, notes: Sequence[str] = ()) -> Answer:
     """The peak of the first, the second and the last rank of one layout, part by part."""
-    parts = peak(job, layout, telling_ranks(layout))
+    parts = peak(job, layout, telling_ranks(layout), fsdp=fsdp)
     ranks = int(layout.pipeline_C[0])
     names = ["first rank"] + ["second rank"] * (ranks > 2) + ["last rank"] * (ranks > 1)
     rows = [0, 1, 2] if ranks > 2 else [0, 2][:ranks]
@@ -109,8 +130,12 @@ def answer(job: Job, layout: Layouts) -> Answer:
         f"memory of {job.model.parameters / 1e9:.1f} B parameters, TP={int(layout.tensor_C[0])} PP={ranks} "
         f"DP={int(layout.data_C[0])} V={int(layout.chunks_C[0])} M={int(layout.microbatches_C(job)[0])}",
         tuple(quantities),
-        "18 N / TP (ZeRO-1: 6 + 12/DP) + kept stages x layers / V x bytes of a layer + larger of layer and logits",
+        ("(16/DP + 2 + 4 while whole) N / TP" if fsdp else "18 N / TP (ZeRO-1: 6 + 12/DP)")
+        + " + kept stages x layers / V x bytes of a layer + larger of layer and logits"
+        + " + torch's buffers" * fsdp,
         "State by what lies on the rank; activations by how many forwards the schedule runs ahead of their backwards "
         "there; in progress are the layer whose backward runs, or on the last stage the logits.",
-        "Korthikanti et al. 2022, equations 2 to 5; Megatron-LM, documentation of the distributed optimizer",
+        "Korthikanti et al. 2022, equations 2 to 5; "
+        + ("torch 2.13, pipelining/stage.py" if fsdp else "Megatron-LM, documentation of the distributed optimizer"),
+        tuple(notes),
     )

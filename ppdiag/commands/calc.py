@@ -177,14 +177,16 @@ def volume(  # noqa: PLR0913  (one argument an option)
 @click.option("--schedule", help="Name of the schedule (default: 1f1b, or interleaved where V is above 1).")
 @click.option("--recompute", is_flag=True, help="Every layer is computed again in its backward.")
 @click.option("--zero1", is_flag=True, help="The optimizer's state is divided over DP.")
+@click.option("--fsdp", is_flag=True, help="All of the state is divided over DP, as in torchtitan.")
 @_json
-def memory(*, model: str, schedule: str | None, as_json: bool, **sizes: int) -> None:
+def memory(*, model: str, schedule: str | None, fsdp: bool, as_json: bool, **sizes: int) -> None:
     """What the ranks of a pipeline hold at their peak, part by part."""
     from ppdiag.analyzers.planning import memory as ranks  # noqa: PLC0415
     from ppdiag.analyzers.planning.hardware import DEVICES, NETWORKS, Cluster  # noqa: PLC0415
     from ppdiag.analyzers.planning.layout import PLANNED, Job  # noqa: PLC0415
     from ppdiag.analyzers.planning.models import MODELS  # noqa: PLC0415
     from ppdiag.analyzers.planning.plan import wish  # noqa: PLC0415
+    from ppdiag.analyzers.planning.rules import broken_rules  # noqa: PLC0415
 
     name = schedule or ("interleaved" if sizes["chunks"] > 1 else "1f1b")
     for option, value, table in (("--model", model, MODELS), ("--schedule", name, PLANNED)):
@@ -205,7 +207,9 @@ def memory(*, model: str, schedule: str | None, as_json: bool, **sizes: int) -> 
         recompute=sizes["recompute"],
         zero1=sizes["zero1"],
     )
-    _print(ranks.answer(job, layout), as_json=as_json)
+    # Devices and nodes are made up above: what depends on them is no news.
+    broken = [words for rule, words in broken_rules(job, layout) if rule not in ("node", "memory")]
+    _print(ranks.answer(job, layout, fsdp=fsdp, notes=broken), as_json=as_json)
 
 
 def _print(answer: Answer, *, as_json: bool) -> None:

@@ -47,6 +47,18 @@ def test_each_formula_says_why_and_from_where_and_speaks_json(arguments):
     assert data["formula"]
 
 
+def test_the_memory_of_a_layout_that_cannot_be_says_why_not():
+    done = _calc("memory", "--model", "llama3-405b", "--tp", "7", "--pp", "16", "-M", "32")
+    assert "128 attention heads cannot be divided over TP = 7" in " ".join(done.output.split())
+
+
+def test_torchtitans_405b_can_be_worked_out():
+    words = ["memory", "--model", "llama3-405b", "--tp", "8", "--pp", "8", "--dp", "8", "--micro-batch", "4"]
+    done = _calc(*words, "-M", "8", "--recompute", "--fsdp", "--json")
+    sizes = {quantity["name"]: quantity["value"] for quantity in json.loads(done.stdout)["quantities"]}
+    assert sizes["second rank: together"] == pytest.approx(82.5 * 2**30, rel=0.15)  # published: 82.5 GiB
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
