@@ -28,8 +28,8 @@ LEAST_MESSAGES = 4
 MOST_OFF = 5.0
 """Messages whose ends are so many times as far apart as the median's have no part in the line."""
 ERROR_IN_MEDIANS = 2.0
-"""Of what messages' ends are apart, the error of a clock in medians: the line errs by less than most messages do. Where
-the clocks of real jobs over gloo were known, the line was off by 0.04 to 0.52 ms, and each time by less than is said."""
+"""The error of a clock, in medians of what messages' ends are apart: the line errs by less than most messages do. On
+real jobs over gloo whose clocks were known it was off by 0.04 to 0.52 ms, and each time by less than is said."""
 
 
 @dataclass(frozen=True, slots=True)
