@@ -4,12 +4,14 @@
 
 * ``raise:MODULE:NAME:N``: the function (or ``Class.method``) of that module of the hooks raises in its Nth call and all
   later ones.
+* ``slow:MODULE:NAME:MS``: the function takes so much longer.
 * ``missing:MODULE:NAME``: while the hooks patch the framework's module, it has no such attribute, as after an upgrade.
 * ``jump:N``: the clock that the hooks read goes back by ten seconds at its Nth reading.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -29,8 +31,16 @@ def raising(original, nth):
     return planted
 
 
-def raise_in(module, name, nth):
-    """Replace the function once its module has been imported: in every module of the hooks that has bound it."""
+def slow(original, seconds):
+    def planted(*args, **kwargs):
+        time.sleep(seconds)
+        return original(*args, **kwargs)
+
+    return planted
+
+
+def replace_in(module, name, wrap):
+    """Wrap the function once its module has been imported: in every module of the hooks that has bound it."""
     from ppdiag.hooks import install
 
     run_installers = install.run_installers
@@ -49,7 +59,7 @@ def raise_in(module, name, nth):
             for other in [target, *(found for key, found in list(sys.modules.items()) if key.startswith(HOOKS))]:
                 for bound, value in list(vars(other).items()):
                     if value is original:
-                        setattr(other, bound, raising(original, nth))
+                        setattr(other, bound, wrap(original))
         return run_installers(*args, **kwargs)
 
     setattr(install, "run_installers", run)  # noqa: B010  (mypy takes no other function there)
@@ -85,7 +95,9 @@ def jump(nth):
 def main():
     how, *rest = os.environ.get("SABOTAGE", "").split(":")
     if how == "raise":
-        raise_in(rest[0], rest[1], int(rest[2]))
+        replace_in(rest[0], rest[1], functools.partial(raising, nth=int(rest[2])))
+    elif how == "slow":
+        replace_in(rest[0], rest[1], functools.partial(slow, seconds=float(rest[2]) / 1e3))
     elif how == "missing":
         hide(*rest)
     elif how == "jump":
