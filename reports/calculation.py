@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Protocol
 
 from ppdiag.diagnosis import percent
+from ppdiag.reports.fitting import paragraph
 from ppdiag.reports.words import duration, size, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WIDTH = 100
+WIDEST = 100
 INDENT = 14
 
 
@@ -68,4 +68,4 @@ def shown(quantity: Quantity) -> str:
 
 def _paragraph(label: str, text: str) -> str:
     first, rest = f"  {label:<{INDENT - 2}}", " " * INDENT
-    return textwrap.fill(visible(text), WIDTH, initial_indent=first, subsequent_indent=rest)
+    return paragraph(visible(text), WIDEST, first=first, rest=rest)

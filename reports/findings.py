@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Protocol
 
+from ppdiag.reports.fitting import paragraph
 from ppdiag.reports.words import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WIDTH = 110
+WIDEST = 110
 
 
 class Finding(Protocol):
@@ -34,4 +34,4 @@ def render(findings: Sequence[Finding]) -> str:
 def _paragraph(finding: Finding) -> str:
     fix = f". Try: {finding.fix}" if finding.fix else ""
     text = visible(f"{finding.rule}: {finding.words}{fix}.")
-    return textwrap.fill(text, WIDTH, initial_indent=f"{finding.severity:<9}", subsequent_indent=" " * 9)
+    return paragraph(text, WIDEST, first=f"{finding.severity:<9}", rest=" " * 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.diagnosis import percent
+from ppdiag.reports import fitting
 from ppdiag.reports.words import duration, size
 
 if TYPE_CHECKING:
@@ -28,12 +29,15 @@ COLUMNS = (
     ("imbalance", lambda plan: percent(plan.imbalance_fraction)),
     ("p2p", lambda plan: percent(plan.transfer_fraction)),
     ("TP comm", lambda plan: percent(plan.tensor_fraction)),
-    ("DP", lambda plan: percent(plan.data_fraction)),
+    ("DP comm", lambda plan: percent(plan.data_fraction)),
 )
+GIVES_UP = ("DP comm", "TP comm", "p2p", "imbalance", "bubble", "MFU", "ZeRO", "recompute", "micro")
+"""Columns that a narrow terminal does without, in this order."""
+WIDEST = 110
 LEGEND = (
-    "memory: of the fullest rank. bubble: of the pipeline phase, over the total. imbalance, p2p, TP comm and the\n"
-    "last DP: shares of the step that go to unequal stages, waits for messages, tensor-parallel all-reduces, and\n"
-    "gradient traffic that nothing hides."
+    "memory: of the fullest rank. bubble: of the pipeline phase, over the total. imbalance, p2p, TP comm and DP comm: "
+    "shares of the step that go to unequal stages, waits for messages, tensor-parallel all-reduces, and gradient "
+    "traffic that nothing hides."
 )
 
 
@@ -49,8 +53,12 @@ def gib(count: float) -> str:
 def table(plans: Sequence[Any]) -> str:
     """The plans, one a line."""
     rows = [[name for name, _ in COLUMNS], *([shown(plan) for _, shown in COLUMNS] for plan in plans)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(fitting.table(rows, gives_up=GIVES_UP))
+
+
+def legend() -> str:
+    """What the columns of the table mean."""
+    return fitting.paragraph(LEGEND, WIDEST)
 
 
 def alternatives(found: Any) -> str:  # noqa: ANN401  (a result of the search; reports do not import it)
@@ -58,7 +66,8 @@ def alternatives(found: Any) -> str:  # noqa: ANN401  (a result of the search; r
     lines = ["Is a pipeline needed?"]
     for one in found.alternatives:
         step = f", step {duration(one.step_s)}" if one.fits and one.step_s is not None else ""
-        lines.append(f"  {one.name}: {gib(one.memory_bytes)} a GPU{step}: {one.words}")
+        text = f"{one.name}: {gib(one.memory_bytes)} a GPU{step}: {one.words}"
+        lines.append(fitting.paragraph(text, WIDEST, first="  ", rest="    "))
     flat = [one.step_s for one in found.alternatives if one.fits and one.step_s is not None]
     best = found.plans[0].step_s if found.plans else None
     if not flat:
@@ -67,7 +76,8 @@ def alternatives(found: Any) -> str:  # noqa: ANN401  (a result of the search; r
         lines.append("  No: the fastest layout has none.")
     else:
         gain = percent(1 - best / min(flat))
-        lines.append(f"  Not to fit; the best pipeline takes {gain} less time than the best layout without one.")
+        text = f"Not to fit; the best pipeline takes {gain} less time than the best layout without one."
+        lines.append(fitting.paragraph(text, WIDEST, first="  ", rest="  "))
     return "\n".join(lines)
 
 
@@ -77,12 +87,12 @@ def details(plan: Any) -> str:  # noqa: ANN401
     kept = ", ".join(f"{count / GIB:.1f}" for count in plan.memory_bytes)
     sent = f"TP {size(plan.tensor_bytes)}, PP {size(plan.pipeline_bytes)}, DP {size(plan.data_bytes)}"
     inside = "a whole pipeline lies in one node" if plan.pipeline_in_node else "stages pass on over the network"
-    return "\n".join(
-        [
-            f"TP={plan.tensor} PP={plan.pipeline} DP={plan.data} V={plan.chunks} {plan.schedule}:",
-            f"  layers of the stages     {layers}",
-            f"  memory of the ranks, GiB {kept}",
-            f"  one message              {size(plan.message_bytes)}; {inside}",
-            f"  the first rank sends     {sent} a step",
-        ]
-    )
+    rows = {
+        "layers of the stages": layers,
+        "memory of the ranks, GiB": kept,
+        "one message": f"{size(plan.message_bytes)}; {inside}",
+        "the first rank sends": f"{sent} a step",
+    }
+    head = f"TP={plan.tensor} PP={plan.pipeline} DP={plan.data} V={plan.chunks} {plan.schedule}:"
+    lines = [fitting.paragraph(text, WIDEST, first=f"  {name:<25}", rest=" " * 27) for name, text in rows.items()]
+    return "\n".join([head, *lines])

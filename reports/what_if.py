@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppdiag.diagnosis import percent
+from ppdiag.reports.fitting import paragraph
+from ppdiag.reports.fitting import table as fitted
 from ppdiag.reports.words import duration, visible
 
 if TYPE_CHECKING:
@@ -16,9 +18,12 @@ SCHEMA = "ppdiag.whatif/1"
 GIB = 1 << 30
 NOT_RELIABLE = 0.05
 """A way of replaying that is further than this from the unchanged run predicts little."""
+WIDEST = 110
+GIVES_UP = ("kept", "range")
+"""Columns that a narrow terminal does without, in this order."""
 LEGEND = (
-    "change: of the time for the same samples; range: 10th to 90th percentile over the steps. kept: activations that\n"
-    "the fullest rank keeps, in microbatches through all of its layers."
+    "change: of the time for the same samples; range: 10th to 90th percentile over the steps. kept: activations that "
+    "the fullest rank keeps, in microbatches through all of its layers. repaired: takes no longer than the others."
 )
 
 LAYERS = {
@@ -32,16 +37,15 @@ def table(run: Any, answer: Any) -> str:  # noqa: ANN401  (parts of an analysis;
     """The run in a line, the predictions, and what cannot be."""
     lines = [_run_line(run), ""]
     if answer.predictions:
-        lines += [*_rows(answer.predictions), "", LEGEND]
+        lines += [*_rows(answer.predictions), "", paragraph(LEGEND, WIDEST)]
         lines += dict.fromkeys(LAYERS[found.layer_times] for found in answer.predictions if found.layer_times)
     doubtful = [found.error_fraction for found in answer.predictions if found.error_fraction > NOT_RELIABLE]
     if doubtful:
-        lines.append(
-            f"Rows with a ? replay even the unchanged run {percent(max(doubtful))} off its measured steps: "
-            "they are a rough guide."
-        )
+        text = f"Rows with a ? replay even the unchanged run {percent(max(doubtful))} off its measured steps: they are "
+        lines.append(paragraph(text + "a rough guide.", WIDEST))
     if answer.refused:
-        lines += ["", "Cannot be:", *(f"  {one.change.words}: {visible(one.reason)}" for one in answer.refused)]
+        refused = [f"{one.change.words}: {visible(one.reason)}" for one in answer.refused]
+        lines += ["", "Cannot be:", *(paragraph(text, WIDEST, first="  ", rest="    ") for text in refused)]
     return "\n".join(lines)
 
 
@@ -59,8 +63,7 @@ def _rows(predictions: Sequence[Any]) -> list[str]:
         row = [found.change.words + doubt, duration(found.step_s), signed(-found.gain), _range(found)]
         row.append(f"{max(found.memory.activations_R, default=0):g}")
         cells.append([*row, *([_memory(found)] if memory else [])])
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells]
+    return fitted(cells, gives_up=GIVES_UP, left=1)
 
 
 def signed(fraction: float) -> str:

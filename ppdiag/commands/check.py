@@ -30,7 +30,7 @@ def check(command: tuple[str, ...], *, device: str | None, network: str | None, 
     It understands torchrun, deepspeed, srun and accelerate, and the arguments of Megatron, DeepSpeed (its JSON) and
     torchtitan (its TOML).
 
-        ppdiag check -- torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 3 …
+        ppdiag check -- torchrun --nproc-per-node 8 pretrain_gpt.py …
     """
     from ppdiag.analyzers.planning.check import ERROR  # noqa: PLC0415
     from ppdiag.analyzers.planning.check import check as find  # noqa: PLC0415

@@ -256,7 +256,7 @@ def _text(job: Job, found: Found, top: int) -> str:
     blocks = [head, plan_table.alternatives(found)]
     blocks.append(f"{found.feasible} of {found.candidates} layouts are possible.")
     if found.plans:
-        blocks += [plan_table.table(found.plans[:top]), plan_table.LEGEND, plan_table.details(found.plans[0])]
+        blocks += [plan_table.table(found.plans[:top]), plan_table.legend(), plan_table.details(found.plans[0])]
     else:
         blocks.append("Try --try tp=…,pp=… to see which rules a layout breaks.")
     return "\n\n".join(blocks)
