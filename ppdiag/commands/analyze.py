@@ -13,16 +13,28 @@ from ppdiag.outputs import CONDITION_HOLDS, report
 from ppdiag.silence import why_silent
 
 
+FORMATS = (
+    "run directories of `ppdiag run`",
+    "exports of `ppdiag export` (--perfetto, --chrome)",
+    "MegaScan traces of Megatron (.json)",
+    "op tables of StragglerAnalysis (.parquet)",
+    "traces of veScale's ndtimeline (trace_step…)",
+    "traces of torch.profiler (.json, .json.gz), one a rank",
+    "exports of Nsight Systems (.sqlite)",
+    "logs of NCCL's Inspector (.log, .jsonl)",
+    "dumps of PyTorch's Flight Recorder (pickle or JSON, one a rank)",
+)
+"""The descriptions of our sources, which are not loaded for a page of help."""
+
+
 class _WithFormats(click.Command):
     """A command whose help ends with the formats that can be read."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  (click's)
-        """The formats, in the words of their sources."""
-        from ppdiag.analyzers.sources import SOURCES  # noqa: PLC0415  (loaded for this page alone)
-
+        """The formats, one a line."""
         with formatter.section("What can be read"):
-            for name in SOURCES.names():
-                formatter.write_text(SOURCES.load(name).description)
+            for words in FORMATS:
+                formatter.write_text(words)
 
 
 @click.command(cls=_WithFormats)
