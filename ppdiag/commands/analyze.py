@@ -12,7 +12,6 @@ from ppdiag.options import report_options, wanted
 from ppdiag.outputs import CONDITION_HOLDS, report
 from ppdiag.silence import why_silent
 
-
 FORMATS = (
     "run directories of `ppdiag run`",
     "exports of `ppdiag export` (--perfetto, --chrome)",
