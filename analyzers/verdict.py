@@ -44,6 +44,9 @@ class Context:
     trace: Trace
     shape: Shape
     graph: Graph
+    """Of the most frequent structure: in it places are looked for."""
+    own_K: np.ndarray
+    """Mask of its steps among those of ``shares``, which are all."""
     shares: Shares
     why: Why
     imbalance: ImbalanceSplit
@@ -182,7 +185,7 @@ def _place(context: Context, cause: Cause) -> blame.Candidate:
         context.candidates[cause] = blame.candidates(cause, context.graph)
     found = context.candidates[cause]
     shares = context.shares
-    blamed_s = float((shares.kept_K - shares.without_K[cause]).mean())
+    blamed_s = float((shares.kept_K - shares.without_K[cause])[context.own_K].mean())
     covering = [candidate for candidate in found if candidate.gain_s >= LEAST_COVERED * blamed_s]
     if cause is Cause.IMBALANCE:
         covering = _of_the_largest_part(covering, context.imbalance)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ppdiag.diagnosis import Diagnosis
+    from ppdiag.trace import Trace
 
 
 def single(**settings) -> Pipeline:
@@ -159,6 +160,29 @@ def test_more_than_five_percent_unexplained_leaves_it_undecided() -> None:
     assert found.why.unexplained > 0.05
     assert verdict_of(found) == (None, None, None, None, "undecided")
     assert "the replay leaves 33.0 % of the step unexplained" in found.verdict.text
+
+
+def one_after_another(pipelines: list[Pipeline]) -> Trace:
+    """A run whose steps are those of these pipelines, one each."""
+    parts, at = [], 1_000 * MS
+    for step, one in enumerate(pipelines):
+        trace = replace(one, steps=1, origin=at).trace()
+        spans = trace.spans.copy()
+        spans["step"] = step
+        spans["seq"] += 1_000 * step
+        parts.append(spans)
+        at = int(spans["end_ns"].max())
+    return replace(trace, spans=sorted_spans(np.concatenate(parts)))
+
+
+def test_a_heavy_stage_is_named_also_where_steps_differ_in_their_microbatches() -> None:
+    # what repairing it gains in a step of few microbatches is small beside what it costs in one of many
+    few, many = (
+        pipeline("1F1B", ranks=4, microbatches=m, duration=slower(2, stage=2), tail=0, tail_of_all=True)
+        for m in (4, 24)
+    )
+    found = diagnose(one_after_another([few, many] * 5))
+    assert verdict_of(found) == ("imbalance", 2, None, None, "measured")
 
 
 def never_waited(spans: np.ndarray) -> np.ndarray:
