@@ -85,7 +85,7 @@ class LayerTimes:
             if SKIPPED_STEPS <= self._steps < SKIPPED_STEPS + SAMPLED_STEPS:
                 self.sampling = True
                 _patch()
-            elif self.sampling:
+            elif self._kept or self.sampling:
                 self.sampling = False
                 _patches.restore()
                 self._numbers.clear()

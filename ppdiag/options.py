@@ -98,6 +98,12 @@ def adapters_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--adapters/--no-adapters", default=True, help=text)(command)
 
 
+def layer_times_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --layer-times."""
+    text = "Time each layer too, in five steps: for the best split of them."
+    return click.option("--layer-times", is_flag=True, help=text)(command)
+
+
 def mode_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say which steps are recorded: --dormant, --every, --window, --measure-overhead."""
     for option in reversed(

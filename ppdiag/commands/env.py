@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ppdiag.launch import job_variables, prepare_run_directory
-from ppdiag.options import adapters_option, max_size_option, mode, mode_options, nccl_option
+from ppdiag.options import adapters_option, layer_times_option, max_size_option, mode, mode_options, nccl_option
 
 
 @click.command()
@@ -17,6 +17,7 @@ from ppdiag.options import adapters_option, max_size_option, mode, mode_options,
 @max_size_option
 @nccl_option
 @mode_options
+@layer_times_option
 @adapters_option
 def env(  # noqa: PLR0913  (one argument an option)
     directory: Path,
@@ -27,6 +28,7 @@ def env(  # noqa: PLR0913  (one argument an option)
     every: int | None,
     window: int | None,
     measure_overhead: bool,
+    layer_times: bool,
     adapters: bool,
 ) -> None:
     """Print the variables that make a job record into DIRECTORY.
@@ -39,6 +41,8 @@ def env(  # noqa: PLR0913  (one argument an option)
     """
     steps = mode(dormant=dormant, every=every, window=window, measure_overhead=measure_overhead)
     path = prepare_run_directory(directory)
-    variables = job_variables(path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps, adapters=adapters)
+    variables = job_variables(
+        path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps, adapters=adapters, layer_times=layer_times
+    )
     for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")

@@ -21,7 +21,16 @@ from ppdiag.launch import (
     rank_files,
     run_job,
 )
-from ppdiag.options import adapters_option, max_size_option, mode, mode_options, nccl_option, report_options, wanted
+from ppdiag.options import (
+    adapters_option,
+    layer_times_option,
+    max_size_option,
+    mode,
+    mode_options,
+    nccl_option,
+    report_options,
+    wanted,
+)
 from ppdiag.outputs import CONDITION_HOLDS, Wanted, check_targets, report
 from ppdiag.silence import why_silent
 
@@ -37,7 +46,7 @@ if TYPE_CHECKING:
 @max_size_option
 @nccl_option
 @mode_options
-@click.option("--layer-times", is_flag=True, help="Time each layer too, in five steps: for the best split of them.")
+@layer_times_option
 @adapters_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913  (one argument an option)

@@ -76,3 +76,8 @@ def test_a_directory_whose_name_nccl_would_expand_gets_no_log(tmp_path):
 def test_adapters_are_on_unless_they_are_switched_off(tmp_path):
     assert "PPDIAG_ADAPTERS" not in _exports(str(tmp_path / "run"))
     assert "export PPDIAG_ADAPTERS=none" in _exports(str(tmp_path / "run"), "--no-adapters")
+
+
+def test_layers_are_timed_where_it_is_asked_for(tmp_path):
+    assert _in_a_shell(_exports("--layer-times", str(tmp_path / "run")), "PPDIAG_LAYER_TIMES") == "1"
+    assert "PPDIAG_LAYER_TIMES" not in _exports(str(tmp_path / "other"))

@@ -222,6 +222,24 @@ def test_after_the_sampled_steps_nothing_is_patched_or_recorded() -> None:
     assert not layer_times._patches
 
 
+@pytest.mark.usefixtures("sampling")
+def test_put_to_sleep_and_woken_it_samples_the_rest_with_the_numbers_it_had() -> None:
+    model = Model(nn.ModuleList(blocks(1)), ends=False)
+    model(torch.ones(1, 4))
+    layer_times.uninstall()
+    model(torch.ones(1, 4))
+    layer_times.install()
+    LAYER_TIMES.new_step()
+    model(torch.ones(1, 4))
+    assert recorded() == [(F, 0), (F, 0)]
+    assert len(RECORDER.lines) == 1
+    layer_times.uninstall()
+    layer_times.install()
+    for _ in range(SAMPLED_STEPS):
+        LAYER_TIMES.new_step()
+    assert LAYER_TIMES._kept == []  # the modules may go
+
+
 def test_nothing_is_done_where_it_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LAYER_TIMES_VARIABLE, raising=False)
     layer_times.install()
