@@ -166,13 +166,12 @@ def one_after_another(pipelines: list[Pipeline]) -> Trace:
     """A run whose steps are those of these pipelines, one each."""
     parts, at = [], 1_000 * MS
     for step, one in enumerate(pipelines):
-        trace = replace(one, steps=1, origin=at).trace()
-        spans = trace.spans.copy()
+        spans = replace(one, steps=1, origin=at).trace().spans.copy()
         spans["step"] = step
         spans["seq"] += 1_000 * step
         parts.append(spans)
         at = int(spans["end_ns"].max())
-    return replace(trace, spans=sorted_spans(np.concatenate(parts)))
+    return replace(pipelines[0].trace(), spans=sorted_spans(np.concatenate(parts)))
 
 
 def test_a_heavy_stage_is_named_also_where_steps_differ_in_their_microbatches() -> None:
