@@ -64,6 +64,11 @@ def find(evidence: Evidence) -> Symptom | None:
     )
 
 
+def if_general(evidence: Evidence) -> str:
+    """Name of this symptom where one of a heavy stage says all that it does; empty where it names a split of layers."""
+    return "imbalance" if measured_layers(evidence.trace, evidence.shape) is None else ""
+
+
 def _numbers(evidence: Evidence) -> list[str]:
     split = evidence.diagnosis.imbalance
     parts = (
@@ -83,7 +88,7 @@ def _numbers(evidence: Evidence) -> list[str]:
 
 
 def _slowest_layer(evidence: Evidence) -> list[str]:
-    """The layer that takes longest, where layers were recorded and it stands out."""
+    """The layer that takes longest, where layers were recorded and it stands out; a stage of which all layers do."""
     measured = measured_layers(evidence.trace, evidence.shape)
     if measured is None:
         return []
@@ -91,6 +96,10 @@ def _slowest_layer(evidence: Evidence) -> list[str]:
     slowest, usual = int(np.argmax(times_L)), float(np.median(times_L))
     if times_L[slowest] < STANDS_OUT * usual:
         return []
+    for stage, own_L in enumerate(measured.weights):
+        if len(own_L) > 1 and len(own_L) < len(times_L) / 2 and own_L.min() >= STANDS_OUT * usual:
+            least = f"{own_L.min() / usual:.1f} times the median layer or more"
+            return [f"all {len(own_L)} layers of stage {stage} take {least}: is its device slow, or are they heavier?"]
     took = f"{times_L[slowest] * 1e3:.1f} ms of each microbatch, {times_L[slowest] / usual:.1f} times the median layer"
     return [f"layer {slowest} ({names[slowest] or 'unnamed'}) takes {took}"]
 

@@ -27,3 +27,12 @@ def test_a_split_that_gains_nothing_is_not_advised() -> None:
     run = run_with([[row(stage, [units])] for stage, units in enumerate((2, 4, 2, 2))])
     (symptom,) = [one for one in diagnose(run.trace).symptoms if one.id == "imbalance"]
     assert "Move layers off stage 1" in symptom.advice[0].action
+
+
+def test_a_stage_of_which_all_layers_are_slow_may_have_a_slow_device() -> None:
+    units = ((1.0, 1.0), (2.0, 2.0), (1.0, 1.0), (1.0, 1.0))
+    run = run_with([[row(stage, own)] for stage, own in enumerate(units)])
+    (symptom,) = [one for one in diagnose(run.trace).symptoms if one.id == "imbalance"]
+    assert symptom.evidence[-1] == (
+        "all 2 layers of stage 1 take 2.0 times the median layer or more: is its device slow, or are they heavier?"
+    )
