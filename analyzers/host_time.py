@@ -9,7 +9,8 @@ import numpy as np
 
 from ppdiag.analyzers.replay import World
 from ppdiag.analyzers.symptoms import severity
-from ppdiag.diagnosis import WORTH_SAYING, percent
+from ppdiag.analyzers.verdict import LEAST_COVERED
+from ppdiag.diagnosis import WORTH_SAYING, Cause, percent
 from ppdiag.model import Kind
 from ppdiag.trace import rank_slices
 
@@ -51,7 +52,14 @@ def symptom_of(evidence: Evidence, cause: HostCause, words: Symptom, what: str) 
         stages = ", ".join(map(str, evidence.shape.stages.get(rank, ())))
         mean_ms = held_s[rank] / len(evidence.analysis.steps.kept) * 1e3
         numbers.append(f"rank {rank} (stage {stages}): {mean_ms:.1f} ms a step on average")
-    return replace(words, severity=severity(share), evidence=tuple(numbers), advice=(advice,))
+    covers = gain.fraction >= LEAST_COVERED * evidence.gains[Cause.HOST]
+    return replace(
+        words,
+        severity=severity(share),
+        evidence=tuple(numbers),
+        advice=(advice,),
+        replaces="host-stall" if covers else "",
+    )
 
 
 def seconds_of(analysis: Analysis, cause: HostCause) -> dict[int, float]:

@@ -262,6 +262,8 @@ class Symptom:
     """info | warning | critical."""
     evidence: tuple[str, ...]
     advice: tuple[Advice, ...]
+    replaces: str = ""
+    """A more general symptom, whose advice this one's contains: it is not shown beside it."""
 
 
 @dataclass(frozen=True, slots=True)

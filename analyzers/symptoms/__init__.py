@@ -172,10 +172,12 @@ def _first_fact(trace: Trace, name: str) -> Any:  # noqa: ANN401  (facts are of 
 
 
 def find_symptoms(evidence: Evidence) -> tuple[Symptom, ...]:
-    """The symptoms that a run shows, the most severe first."""
+    """The symptoms that a run shows, the most severe first; of a general and a special one the special one."""
     found = [symptom for name in SYMPTOMS.names() if (symptom := SYMPTOMS.load(name)(evidence)) is not None]
+    replaced = {symptom.replaces for symptom in found}
     order = ("critical", "warning", "info")
-    return tuple(sorted(found, key=lambda symptom: order.index(symptom.severity)))
+    shown = [symptom for symptom in found if symptom.id not in replaced]
+    return tuple(sorted(shown, key=lambda symptom: order.index(symptom.severity)))
 
 
 def severity(share: float) -> str:

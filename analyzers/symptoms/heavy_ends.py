@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.symptoms import DEEPSPEED, in_words_of, is_verdict, severity
+from ppdiag.analyzers.symptoms.imbalance import if_general
 from ppdiag.analyzers.symptoms.mtp_on_last_stage import mtp_layers
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
@@ -58,7 +59,14 @@ def find(evidence: Evidence) -> Symptom | None:
             f"{sum(map(_work_s, middle)) / len(middle) * 1e3:.1f} ms on average"
         ),
     )
-    return Symptom("heavy-ends", "The first or last stage is the heavy one", severity(share), numbers, (advice,))
+    return Symptom(
+        "heavy-ends",
+        "The first or last stage is the heavy one",
+        severity(share),
+        numbers,
+        (advice,),
+        if_general(evidence),
+    )
 
 
 def _work_s(row: StageResult) -> float:

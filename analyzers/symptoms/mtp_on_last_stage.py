@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
+from ppdiag.analyzers.symptoms.imbalance import if_general
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
@@ -51,7 +52,14 @@ def find(evidence: Evidence) -> Symptom | None:
             f"B {stages[-1].backward_s * 1e3:.1f} ms"
         ),
     )
-    return Symptom("mtp-on-last-stage", "Multi-token prediction on the last stage", severity(share), numbers, (advice,))
+    return Symptom(
+        "mtp-on-last-stage",
+        "Multi-token prediction on the last stage",
+        severity(share),
+        numbers,
+        (advice,),
+        if_general(evidence),
+    )
 
 
 def mtp_layers(evidence: Evidence) -> int:

@@ -55,7 +55,8 @@ def find(evidence: Evidence) -> Symptom | None:
         f"host {percent(diagnosis.why.host)} of the step, of no single rank",
         f"{gap_s * 1e3:.2f} ms of it before each op; a forward takes {forward_s * 1e3:.2f} ms",
     )
-    return Symptom("op-overhead", "Host time before every op", severity(diagnosis.why.host), numbers, (advice,))
+    title = "Host time before every op"
+    return Symptom("op-overhead", title, severity(diagnosis.why.host), numbers, (advice,), replaces="host-stall")
 
 
 def _step_s(evidence: Evidence) -> float:

@@ -60,7 +60,8 @@ def find(evidence: Evidence) -> Symptom | None:
             f"correlation between stages at least {alike:.2f}"
         ),
     )
-    return Symptom("sequence-lengths", "Microbatches of unequal cost", severity(split.microbatch), numbers, (advice,))
+    title = "Microbatches of unequal cost"
+    return Symptom("sequence-lengths", title, severity(split.microbatch), numbers, (advice,), replaces="imbalance")
 
 
 def _forwards(evidence: Evidence) -> np.ndarray:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppdiag.analyzers.symptoms import DEEPSPEED, in_words_of, is_verdict, severity
+from ppdiag.analyzers.symptoms.imbalance import if_general
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
 
 if TYPE_CHECKING:
@@ -48,4 +49,6 @@ def find(evidence: Evidence) -> Symptom | None:
         measure_after=MEASURE_AFTER,
     )
     numbers = (f"imbalance {percent(share)} of the step", f"F and B of a microbatch: {', '.join(times)}")
-    return Symptom("uneven-partition", "A partition that is not by time", severity(share), numbers, (advice,))
+    return Symptom(
+        "uneven-partition", "A partition that is not by time", severity(share), numbers, (advice,), if_general(evidence)
+    )

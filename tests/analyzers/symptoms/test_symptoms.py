@@ -69,11 +69,23 @@ def test_the_change_is_said_in_the_words_of_the_users_framework(framework: str, 
 
 
 @pytest.mark.parametrize(
-    ("framework", "way"), [("megatron-core", "--decoder-last-pipeline-num-layers"), ("deepspeed", "partition_method")]
+    ("framework", "name", "way"),
+    [
+        ("megatron-core", "imbalance", "--decoder-last-pipeline-num-layers"),
+        ("deepspeed", "uneven-partition", "partition_method"),
+    ],
 )
-def test_layers_are_moved_by_the_users_framework(framework: str, way: str) -> None:
+def test_layers_are_moved_by_the_users_framework(framework: str, name: str, way: str) -> None:
     symptoms = found(pipeline("1F1B", microbatches=8, duration=slower(2, stage=1)).trace(), framework)
-    assert way in symptoms["imbalance"].advice[0].how
+    assert list(symptoms) == [name]
+    assert way in symptoms[name].advice[0].how
+
+
+def test_of_a_general_and_a_special_symptom_the_special_one_is_shown() -> None:
+    heavy_end = pipeline("1F1B", ranks=4, microbatches=8, duration=slower(2, stage=3)).trace()
+    assert list(found(heavy_end)) == ["heavy-ends"]
+    heavy_middle = pipeline("1F1B", ranks=4, microbatches=8, duration=slower(2, stage=2)).trace()
+    assert list(found(heavy_middle)) == ["imbalance"]
 
 
 def test_a_bubble_with_slow_links_is_not_met_with_interleaving() -> None:
@@ -105,7 +117,7 @@ def test_a_slow_stage_is_met_by_moving_layers() -> None:
 
 def test_unequal_microbatches_are_met_by_packing_and_slow_machines_by_looking_at_them() -> None:
     lumpy = pipeline(microbatches=8, duration=slower(9, microbatch=3)).trace()
-    assert "equal cost" in found(lumpy)["imbalance"].advice[0].action
+    assert "equal cost" in found(lumpy)["sequence-lengths"].advice[0].action
     twin = pipeline("1F1B", microbatches=8, replicas=4, tail=0, duration=slower(3, rank=2)).trace()
     assert "machines" in found(twin)["imbalance"].advice[0].action
 
