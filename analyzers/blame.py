@@ -31,6 +31,8 @@ class Candidate:
 
     Attributes:
         stage, rank, link: the place; a link is a pair of ranks, in the direction in which more time goes by.
+        group: index of a process group, whose collectives are the place.
+        collectives: the place is all collectives, of several groups.
         gain_s: mean step time that repairing it saves.
     """
 
@@ -39,6 +41,7 @@ class Candidate:
     rank: int | None = None
     link: tuple[int, int] | None = None
     group: int | None = None
+    collectives: bool = False
 
 
 def candidates(cause: Cause, graph: Graph) -> list[Candidate]:
@@ -113,7 +116,7 @@ def _hosts(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
 
 
 def _links(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
-    """Each pair of ranks (both directions together) and each process group."""
+    """Each pair of ranks (both directions together), each process group, and all groups together."""
     time_L = _time_of_links(graph)
     cables: dict[object, list[int]] = {}
     for index, link in enumerate(graph.links):
@@ -127,6 +130,10 @@ def _links(graph: Graph) -> tuple[list[dict[str, object]], list[World]]:
         worlds.append(World(transfer_L=factor))
         link = graph.links[max(members, key=lambda index: time_L[index])]
         places.append({"group": link.src} if link.dst is None else {"link": (link.src, link.dst)})
+    of_group = np.array([link.dst is None for link in graph.links], bool)
+    if of_group.sum() > 1:
+        places.append({"collectives": True})
+        worlds.append(World(transfer_L=np.where(of_group, 0.0, 1.0)))
     return places, worlds
 
 

@@ -189,7 +189,8 @@ def _place(context: Context, cause: Cause) -> blame.Candidate:
     covering = [candidate for candidate in found if candidate.gain_s >= LEAST_COVERED * blamed_s]
     if cause is Cause.IMBALANCE:
         covering = _of_the_largest_part(covering, context.imbalance)
-    return covering[0] if covering else NOWHERE
+    # one link or group is a better place than all collectives
+    return next((place for place in covering if not place.collectives), covering[0] if covering else NOWHERE)
 
 
 def _of_the_largest_part(places: list[blame.Candidate], split: ImbalanceSplit) -> list[blame.Candidate]:
@@ -279,6 +280,8 @@ def _communication(context: Context, place: blame.Candidate) -> str:
         return f"communication between stages {a} and {b} (rank {place.link[0]} to rank {place.link[1]})"
     if place.group is not None:
         return f"collectives of process group {context.trace.groups[place.group].name!r}"
+    if place.collectives:
+        return "collectives, of several process groups"
     return "communication, spread over several links"
 
 

@@ -118,6 +118,13 @@ def test_a_slow_tail_collective_names_its_process_group() -> None:
     assert "process group 'group3'" in found.verdict.text  # of one replica, one a position each, of all
 
 
+def test_slow_collectives_of_several_groups_are_no_slow_links() -> None:
+    # each position of the two replicas has a group of its own, and reduces its gradients for 200 ms
+    found = diagnose(pipeline(tail=200 * MS, replicas=2).trace())
+    assert verdict_of(found)[:4] == ("communication", None, None, None)
+    assert "lost to collectives, of several process groups" in found.verdict.text
+
+
 def test_a_collective_of_an_unknown_group_is_named_by_nobody() -> None:
     trace = pipeline(tail=200 * MS, tail_of_all=True).trace()
     spans = trace.spans.copy()
