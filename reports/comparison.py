@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ppdiag.comparison import WORK, Outcome, What
 from ppdiag.diagnosis import percent
+from ppdiag.reports.fitting import that_fit
 from ppdiag.reports.words import cause_label, count_of, duration, known_duration, visible
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 MOST_PLACES = 8
 MOST_STAGES = 16
 WIDE = 70
-"""In narrower terminals the tables give up columns instead of breaking."""
+"""In narrower terminals the table of single ops is left out."""
+GIVES_UP = ("95 % interval", "of A's step", "A", "B")
+"""Columns of the table of parts that a narrow terminal does without, in this order."""
+INDENT = 2
 MOST = 0.5
 """A place is most of a change that it has more than this share of."""
 SHOWN = 0.001
@@ -43,7 +47,7 @@ def render(found: Comparison, console: Console) -> None:
     parts: list[list[RenderableType]] = [
         _headline(found, unit),
         [_grid([("A", _side(found.a)), ("B", _side(found.b))])],
-        _parts(found, unit, wide=console.width >= WIDE),
+        _parts(found, unit, console.width),
         _places(found, unit),
         _stages(found, console.width),
         [_text("Read this with care", "bold"), _grid([("!", note) for note in found.notes])] if found.notes else [],
@@ -93,7 +97,7 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableTyp
         table.add_column(name, justify="right" if i else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_text, row))
-    return Padding(table, (0, 0, 0, 2), expand=False)
+    return Padding(table, (0, 0, 0, INDENT), expand=False)
 
 
 def _headline(found: Comparison, unit: _Unit) -> list[RenderableType]:
@@ -126,13 +130,13 @@ def _side(side: Side) -> str:
     )
 
 
-def _parts(found: Comparison, unit: _Unit, *, wide: bool) -> list[RenderableType]:
-    names: Sequence[str] = ("why", "A", "B", "change", "95 % interval", "of A's step")
+def _parts(found: Comparison, unit: _Unit, width: int) -> list[RenderableType]:
+    names = ("why", "A", "B", "change", "95 % interval", "of A's step")
     rows = [_row(_part_name(part.name), part, found.step.a_s, unit) for part in found.parts]
     rows.append(_row("step", found.step, found.step.a_s, unit))
-    if not wide:
-        names, rows = (names[0], *names[3:4]), [(row[0], *row[3:4]) for row in rows]
-    return [_text(f"Mean time of a step, in {unit.name}", "bold"), _table(names, rows)]
+    fit = that_fit([names, *rows], width - INDENT, GIVES_UP)
+    shown = [[row[i] for i in fit] for row in rows]
+    return [_text(f"Mean time of a step, in {unit.name}", "bold"), _table([names[i] for i in fit], shown)]
 
 
 def _part_name(name: str) -> str:

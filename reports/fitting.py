@@ -40,13 +40,20 @@ def table(rows: Sequence[Sequence[str]], *, gives_up: Sequence[str] = (), left: 
         gives_up: names of columns that a terminal too narrow for all does without, in this order.
         left: so many columns are aligned to the left, the others to the right.
     """
-    shown = list(range(len(rows[0])))
-    widths = [max(len(row[i]) for row in rows) for i in shown]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = that_fit(rows, columns(), gives_up)
+    return ["  ".join(_cell(row[i], widths[i], left=i < left) for i in shown).rstrip() for row in rows]
+
+
+def that_fit(rows: Sequence[Sequence[str]], width: int, gives_up: Sequence[str]) -> list[int]:
+    """Numbers of the columns of a table that fit into ``width``: those of ``gives_up`` go first, in its order."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = list(range(len(widths)))
     for name in gives_up:
-        if sum(widths[i] for i in shown) + 2 * (len(shown) - 1) <= columns():
+        if sum(widths[i] for i in shown) + 2 * (len(shown) - 1) <= width:
             break
         shown = [i for i in shown if rows[0][i] != name]
-    return ["  ".join(_cell(row[i], widths[i], left=i < left) for i in shown).rstrip() for row in rows]
+    return shown
 
 
 def _cell(text: str, width: int, *, left: bool) -> str:

@@ -25,6 +25,7 @@ from ppdiag.reports.words import (
     rank_list,
     rough_percent,
     size,
+    step_time,
     visible,
     what_first,
 )
@@ -113,18 +114,17 @@ def _cost(verdict: Verdict) -> str:
 
 
 def _facts(diagnosis: Diagnosis, writer: _Writer) -> list[RenderableType]:
-    job, steps, phases = diagnosis.job, diagnosis.steps, diagnosis.phases
+    job, phases = diagnosis.job, diagnosis.phases
     shape = [f"P={job.pp}", f"V={job.vpp}", f"M={job.microbatches}"]
     shape += [f"{name}={value}" for name, value in (("tp", job.tp), ("dp", job.dp)) if value is not None]
     match = f"{job.schedule_name} ({100 * job.schedule_match:.0f} % of ops in its order)"
-    spread = f"{duration(steps.p10_s)} to {duration(steps.p90_s)} from 10th to 90th percentile"
     rows = [
         ("run", diagnosis.source),
         (
             "job",
             f"{count_of(job.world_size, 'rank')}, {' '.join(shape)}, {match}, {job.framework or 'unknown framework'}",
         ),
-        ("step", f"{duration(steps.median_s)} median ({spread}); {steps.count} analysed, {steps.dropped} dropped"),
+        ("step", step_time(diagnosis.steps)),
         (
             "phases",
             (

@@ -11,7 +11,7 @@ from ppdiag.diagnosis import Cause, Place, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppdiag.diagnosis import Advice, Diagnosis, Verdict
+    from ppdiag.diagnosis import Advice, Diagnosis, Steps, Verdict
     from ppdiag.origins import Origin
 
 
@@ -261,3 +261,11 @@ def verdict_place(verdict: Verdict) -> str:
         f"{name} {value}" for name, value in (("stage", verdict.stage), ("rank", verdict.rank)) if value is not None
     ]
     return f" at {', '.join(places)}" if places else ""
+
+
+def step_time(steps: Steps) -> str:
+    """The usual time of a step, its spread where it is known, and how many steps it is of."""
+    if steps.count == 1:
+        return f"{duration(steps.median_s)}: one step, so that its spread is not known; {steps.dropped} dropped"
+    spread = f"{duration(steps.p10_s)} to {duration(steps.p90_s)} from 10th to 90th percentile"
+    return f"{duration(steps.median_s)} median ({spread}); {steps.count} analysed, {steps.dropped} dropped"

@@ -16,14 +16,14 @@ def host(rank: int, change_s: float) -> PlaceChange:
     return PlaceChange(What.HOST, stage=None, rank=rank, link=None, group=None, change_s=change_s)
 
 
-def rendered(*places: PlaceChange) -> str:
+def rendered(*places: PlaceChange, width: int = 100) -> str:
     """A step of 1 s that became 100 ms longer, with these places."""
     side = Side("run", make_diagnosis().job, 10, 1.0, 1.0)
     step = Change("step", 1.0, 1.1, 0.09, 0.11)
     stages = (StageChange(0, (0.01, 0.0, 0.0), (0.01, 0.02, 0.0)),)
     found = Comparison(side, side, step, (step,), places, stages, same_work=True, notes=())
     file = io.StringIO()
-    render(found, Console(file=file, width=100, color_system=None))
+    render(found, Console(file=file, width=width, color_system=None))
     return file.getvalue()
 
 
@@ -41,3 +41,16 @@ def test_a_larger_change_the_other_way_is_no_part_of_it() -> None:
 def test_ops_that_one_run_lacks_have_a_dash_for_their_time() -> None:
     row = next(line for line in rendered().splitlines() if line.split()[:1] == ["0"])
     assert row.split() == ["0", "10.0", "ms", "10.0", "ms", "-", "20.0", "ms", "+200.0", "%"]
+
+
+@pytest.mark.parametrize(
+    ("width", "names"),
+    [
+        (80, ["why", "A", "B", "change", "95", "%", "interval", "of", "A's", "step"]),
+        (40, ["why", "A", "B", "change", "of", "A's", "step"]),
+        (30, ["why", "A", "B", "change"]),
+    ],
+)
+def test_a_narrow_terminal_keeps_both_sides_longer_than_the_interval(width: int, names: list[str]) -> None:
+    lines = rendered(width=width).splitlines()
+    assert next(line for line in lines if line.split()[:1] == ["why"]).split() == names

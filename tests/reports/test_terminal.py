@@ -130,3 +130,10 @@ def test_numbers_that_are_not_known_are_dashes() -> None:
     stage = replace(diagnosis.stages[0], forward_s=float("nan"), busy_fraction=float("nan"))
     text = rendered(replace(diagnosis, stages=(stage,), replay_error_fraction=float("nan")))
     assert "nan" not in text.lower().replace("unexplained", "")
+
+
+def test_of_a_single_step_no_spread_is_told() -> None:
+    diagnosis = make_diagnosis()
+    one = replace(diagnosis, steps=replace(diagnosis.steps, count=1, dropped=1))
+    assert "one step, so that its spread is not known; 1 dropped" in " ".join(rendered(one).split())
+    assert "percentile" not in rendered(one)
