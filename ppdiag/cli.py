@@ -14,20 +14,19 @@ import click
 import ppdiag
 from ppdiag.commands import COMMANDS
 from ppdiag.errors import CannotRead, PpdiagError, see
+from ppdiag.options import WholeSentences
 from ppdiag.outputs import discard_output, printing
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell has it."""
 BROKEN_PIPE = 141
 """128 + SIGPIPE."""
-WIDEST_SUMMARY = 400
-"""Characters of a command's first sentence in the list of commands: all of it, over several lines."""
 
 NEAR = 0.6
 """Likeness of a name that is suggested for one that there is not, 0 to 1."""
 
 
-class CommandGroup(click.Group):
+class CommandGroup(WholeSentences):
     """Loads a command when it is asked for, and is the one place where errors become words and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
@@ -50,14 +49,6 @@ class CommandGroup(click.Group):
         if near and name not in COMMANDS.names():
             ctx.fail(f"there is no command {_printable(name)!r}; did you mean {' or '.join(near)}?")
         return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, each with its whole first sentence (click would cut it)."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, command.get_short_help_str(WIDEST_SUMMARY)) for name, command in commands if command]
-            )
 
     def make_context(
         self,

@@ -19,7 +19,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LEAST_RECORD_BYTES = 100_000
 """Some 1500 spans: two steps of a small pipeline."""
+WIDEST_SUMMARY = 400
+"""Characters of a command's first sentence in a list of commands: all of it, over several lines."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+class WholeSentences(click.Group):
+    """A group whose help has each command's whole first sentence (click would cut it)."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(WIDEST_SUMMARY)) for name, command in commands if command]
+            )
 
 
 def size_bytes(text: str) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppdiag.options import NumberRange, size_bytes
+from ppdiag.options import NumberRange, WholeSentences, size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def _json(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-@click.group()
+@click.group(cls=WholeSentences)
 def calc() -> None:
     """Work out one formula: bubble, message, microbatches, accumulation, parameters, memory, volume."""
 
@@ -68,7 +68,7 @@ def bubble(ranks: int, chunks: int, microbatches: int, *, as_json: bool) -> None
 @_number("--hidden", text="Width of the model.")
 @_number("--value-bytes", default=2, text="Bytes of one value.")
 @_number("--tp", default=1, text="Tensor-parallel size; with sequence parallelism each rank sends its part.")
-@click.option("--bandwidth", type=size_bytes, default="25G", show_default=True, help="Bytes a second.")
+@click.option("--bandwidth", metavar="SIZE", type=size_bytes, default="25G", show_default=True, help="Bytes a second.")
 @_json
 def message(  # noqa: PLR0913  (one argument an option)
     *, micro_batch: int, seq: int, hidden: int, value_bytes: int, tp: int, bandwidth: int, as_json: bool
@@ -94,8 +94,10 @@ def message(  # noqa: PLR0913  (one argument an option)
     show_default=True,
     help="Largest bubble, as a fraction of the total time.",
 )
-@click.option("--memory", type=size_bytes, help="Bytes that a rank has for activations, e.g. 40G.")
-@click.option("--activation", type=size_bytes, help="Bytes of one microbatch's activations on a rank, e.g. 2G.")
+@click.option("--memory", metavar="SIZE", type=size_bytes, help="Bytes that a rank has for activations, e.g. 40G.")
+@click.option(
+    "--activation", metavar="SIZE", type=size_bytes, help="Bytes of one microbatch's activations on a rank, e.g. 2G."
+)
 @_json
 def microbatches(  # noqa: PLR0913  (one argument an option)
     *, ranks: int, chunks: int, limit: float, memory: int | None, activation: int | None, as_json: bool

@@ -65,7 +65,9 @@ class Drawn(NamedTuple):
 @click.option("--transfer", type=TIME, default=0.0, show_default=True, help="Time of a message between ranks.")
 @click.option("--stage-factor", multiple=True, metavar="STAGE:FACTOR", help="A stage that takes FACTOR times as long.")
 @click.option("--layers", type=COUNT, help="Layers of the model: say which of them each rank holds.")
-@click.option("--message-size", type=size_bytes, help="Bytes of one activation at a boundary, e.g. 64M.")
+@click.option(
+    "--message-size", metavar="SIZE", type=size_bytes, help="Bytes of one activation at a boundary, e.g. 64M."
+)
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw as SVG.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw as PNG.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Draw on a page on which they run.")
@@ -113,6 +115,7 @@ def _chosen(names: Sequence[str], wish: Wish) -> list[str]:
     """The schedules to draw; of ``all`` those that have this shape."""
     from ppdiag.analyzers.planning import orders  # noqa: PLC0415
 
+    names = [name.lower() for name in names]
     for name in names:
         if name not in (*orders.SCHEDULES, "all"):
             raise BadShape(f"{name!r} is no schedule; choose from {', '.join(orders.SCHEDULES)}, all")

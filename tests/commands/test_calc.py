@@ -87,3 +87,9 @@ def test_nonsense_is_refused_with_2_and_no_traceback(arguments):
     assert "Traceback" not in done.output
     assert "Error: " in done.stderr
     assert done.stdout == ""
+
+
+def test_the_list_of_formulas_cuts_no_sentence():
+    text = " ".join(CliRunner().invoke(main, ["calc", "--help"], env={"COLUMNS": "80"}).output.split())
+    assert "What the ranks of a pipeline hold at their peak, part by part." in text
+    assert "..." not in text.replace("[ARGS]...", "")

@@ -114,3 +114,8 @@ def test_pictures_say_what_the_text_says(tmp_path):
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     done = _schedule("1f1b", "--svg", str(tmp_path / "missing" / "drawing.svg"))
     assert (done.exit_code, done.stderr.count("\n")) == (6, 1)
+
+
+def test_a_schedule_may_be_named_as_reports_print_it():
+    reported, typed = _schedule("1F1B", "-P", "2"), _schedule("1f1b", "-P", "2")
+    assert (reported.exit_code, reported.output) == (0, typed.output)
