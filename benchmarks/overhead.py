@@ -11,8 +11,8 @@ measures the neighbours; those cost CPU time too, through the caches, so that al
   recorded, and in some rounds under torch.profiler. The first steps of a block do not count: Python adapts to what was
   just patched.
 
-Then the cost of single wrapped calls: in a loop (hot), and right after work that has evicted the caches (cold), which
-is what they cost in a step. Run it on an idle machine: beside other work the intervals are wider than the effect.
+Then the cost of single wrapped calls (``wrapped_calls.py``). Run it on an idle machine: beside other work the intervals
+are wider than the effect.
 
     python benchmarks/overhead.py
 """
@@ -35,11 +35,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from wrapped_calls import show_calls, wrapped_calls_ns
 
-from ppdiag.hooks import install, process_group
-from ppdiag.hooks.adapters import torch_pipelining
-from ppdiag.hooks.recorder import RECORDER, thread_state
-from ppdiag.model import Kind, Payload
+from ppdiag.hooks import install
+from ppdiag.hooks.recorder import RECORDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +49,6 @@ SETTLING_STEPS, BLOCK_STEPS = 4, 5
 TRIM = 0.05
 """Share of the pairs that is left out at each end: a step in which the machine did something else."""
 BOOTSTRAPS = 2000
-CALLS, REPETITIONS, COLD_CALLS = 1000, 30, 200
 FLUSH_PATIENCE_S = 0.5
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -233,88 +231,6 @@ def compare(times_s: Any, base_s: Any, whole_s: float) -> dict[str, float]:
     return {"fraction": float(trimmed_mean(fractions)), "low": float(low), "high": float(high)}
 
 
-class Nothing:
-    """Stands in for a stage, a group and a Work, whose calls do nothing."""
-
-    stage_index, has_backward, is_last = 0, True, False
-
-    def size(self) -> int:
-        return 2
-
-    def rank(self) -> int:
-        return 0
-
-    def forward_one_chunk(
-        self,
-        fwd_chunk_id: int,
-        args: Any,
-        kwargs: Any = None,
-        save_forward_output: Any = True,  # noqa: FBT002
-    ) -> None: ...
-
-    def wait(self) -> None: ...
-
-    def send(self, tensors: Any, rank: int, tag: int) -> Any:  # noqa: ARG002
-        return self
-
-    def get_ops(self, chunk_id: int) -> Any:  # noqa: ARG002
-        return self.operations
-
-    operations: Any = ()
-    tensor: Any = None
-
-
-def wrapped_calls_ns(work: Callable[[], Any]) -> dict[str, tuple[float, float]]:
-    """Name -> median ns that one wrapped call takes longer than the bare one: in a loop, and after ``work``."""
-    wake()
-    thread_state().named = 1  # as within schedule.step: the universal layer leaves the work to the adapter
-    one, tensors = Nothing(), [torch.randn(ROWS, LAYERS)]
-    one.tensor, one.operations = tensors[0], [one]
-    forward = torch_pipelining._compute(Nothing.forward_one_chunk, Kind.FORWARD)
-    send = process_group._message(Nothing.send, int(Kind.SEND))
-    wait = process_group._wait(Nothing.wait)
-    label = torch_pipelining._label(Nothing.get_ops, Payload.ACTIVATION)
-    send(one, tensors, 1, 0)  # makes it pending
-    calls = {
-        "forward_one_chunk": (forward, Nothing.forward_one_chunk, (one, 0, (), None, True)),
-        "get_fwd_send_ops": (label, Nothing.get_ops, (one, 0)),
-        "send": (send, Nothing.send, (one, tensors, 1, 0)),
-        "Work.wait": (wait, Nothing.wait, (one,)),
-    }
-    pending = dict(process_group._pending)
-    found = {}
-    for name, (wrapped, plain, arguments) in calls.items():
-        prepare = (lambda: process_group._pending.update(pending)) if name == "Work.wait" else (lambda: None)
-        # One after the other, so that a change of the machine's speed is in both.
-        hot = [timed_ns(wrapped, arguments, prepare) - timed_ns(plain, arguments, prepare) for _ in range(REPETITIONS)]
-        both = [[cold_ns(call, arguments, work, prepare) for call in (wrapped, plain)] for _ in range(COLD_CALLS)]
-        with_ns, without_ns = np.median(both, axis=0)
-        found[name] = (float(np.median(hot)), float(with_ns - without_ns))
-    thread_state().named = 0
-    process_group._pending.clear()
-    process_group.labels.clear()
-    RECORDER.spans.clear()
-    return found
-
-
-def timed_ns(function: Any, arguments: tuple[Any, ...], prepare: Callable[[], None]) -> float:
-    total = time.thread_time_ns()
-    for _ in range(CALLS):
-        prepare()
-        function(*arguments)
-    total = time.thread_time_ns() - total
-    RECORDER.spans.clear()
-    return total / CALLS
-
-
-def cold_ns(function: Any, arguments: tuple[Any, ...], work: Any, prepare: Callable[[], None]) -> int:
-    prepare()
-    work()
-    begin = time.perf_counter_ns()
-    function(*arguments)
-    return time.perf_counter_ns() - begin
-
-
 def percent(found: dict[str, float] | None) -> str:
     if found is None:
         return "not measured"
@@ -343,12 +259,12 @@ def main() -> None:
     results = [measure(dim, args.seconds, args.profiler_rounds) for dim in args.dims]
     dist.barrier()
     if dist.get_rank() == 0:
-        job = Job(args.dims[0])
-        calls_ns = wrapped_calls_ns(lambda: job.model(job.batch[:ROWS]).sum().backward())
         for result in results:
             print(show(result))
-        costs = [f"{name} +{hot:.0f} ({cold:.0f})" for name, (hot, cold) in calls_ns.items()]
-        print(f"a wrapped call, ns hot (cold): {', '.join(costs)}", flush=True)
+        wake()
+        job = Job(args.dims[0])
+        calls_ns = wrapped_calls_ns(lambda: job.model(job.batch[:ROWS]).sum().backward())
+        print(show_calls(calls_ns), flush=True)
         if args.json:
             Path(args.json).write_text(json.dumps({"jobs": results, "wrapped_calls_ns": calls_ns}, indent=1) + "\n")
     dist.barrier()

@@ -62,6 +62,9 @@ class _Call:
     """Labels of the gradients that are still to be received, in order."""
     forwards: dict[int, Label] = field(default_factory=dict)
     """``id`` of the first tensor of a forward's output -> its label, until its backward."""
+    model: Any = None
+    place: tuple[int, int] = (NONE, NONE)
+    """Of the forward before, which is most often that of the next."""
 
 
 _wrappers = brackets.Wrappers(PROBE)
@@ -151,7 +154,9 @@ def _forward(original: Any) -> Any:
             return original(*args, **(kwargs or {}))
         try:
             call = calls[-1]
-            stage, chunk = call.places.get(id(model)) or call.first_place
+            if model is not call.model:
+                call.model, call.place = model, call.places.get(id(model)) or call.first_place
+            stage, chunk = call.place
             label = (NONE if microbatch is None else microbatch, stage, chunk, _ACTIVATION, call.flags)
         except Exception as error:
             guard.failed(PROBE, error)
