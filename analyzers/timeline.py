@@ -9,7 +9,8 @@ import numpy as np
 from ppdiag.analyzers.program import COMPUTE
 from ppdiag.analyzers.replay import World, event_times, replay
 from ppdiag.analyzers.why import equal_work
-from ppdiag.diagnosis import IDLE_DTYPE, TIMELINE_DTYPE, Place, Timeline
+from ppdiag.diagnosis import Place
+from ppdiag.drawn_step import IDLE_DTYPE, TIMELINE_DTYPE, Timeline
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.graph import Graph

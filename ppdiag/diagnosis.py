@@ -13,8 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from ppdiag.drawn_step import Timeline
     from ppdiag.origins import RootCause, Workers
 
 SCHEMA = "ppdiag.diagnosis/1"
@@ -276,23 +275,6 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
-    """The median step for drawing; not part of the JSON. Times in seconds from the step's start.
-
-    ``measured``, ``equal_work``: structured arrays (rank, kind, stage, microbatch, start_s, end_s) of compute spans;
-    ``equal_work`` is the same order with equal work, free transfers and no host time.
-    ``idle``: structured array (rank, place, start_s, end_s), ``place`` an index in ``list(Place)``.
-    """
-
-    step: int
-    step_s: float
-    equal_work_step_s: float
-    measured: np.ndarray
-    equal_work: np.ndarray
-    idle: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """All that was found."""
 
@@ -396,14 +378,3 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  (any part of a diagnosis)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return value
-
-
-TIMELINE_DTYPE = (
-    ("rank", "<i4"),
-    ("kind", "u1"),
-    ("stage", "<i2"),
-    ("microbatch", "<i4"),
-    ("start_s", "<f8"),
-    ("end_s", "<f8"),
-)
-IDLE_DTYPE = (("rank", "<i4"), ("place", "u1"), ("start_s", "<f8"), ("end_s", "<f8"))

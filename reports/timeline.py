@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ppdiag.diagnosis import Timeline
+    from ppdiag.drawn_step import Timeline
 
 RESOLUTION = 1 << 22
 """Quanta along the time axis: a thousand-fold zoom on a screen 4000 pixels wide."""

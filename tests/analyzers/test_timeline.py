@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,11 +12,14 @@ import pytest
 from hypothesis import given
 
 from ppdiag.analyzers.diagnose import diagnose
-from ppdiag.diagnosis import Place, Timeline
+from ppdiag.diagnosis import Place
 from ppdiag.model import Kind
 from tests.analyzers.factory import MS, Pipeline
 from tests.analyzers.strategies import pipelines
 from tests.analyzers.test_hand_calculations import on_rank, pipeline, slower
+
+if TYPE_CHECKING:
+    from ppdiag.drawn_step import Timeline
 
 
 def timeline_of(run: Pipeline) -> Timeline:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from ppdiag.diagnosis import (
-    IDLE_DTYPE,
-    TIMELINE_DTYPE,
     Advice,
     Diagnosis,
     ImbalanceSplit,
@@ -22,11 +20,11 @@ from ppdiag.diagnosis import (
     StageResult,
     Steps,
     Symptom,
-    Timeline,
     Verdict,
     Where,
     Why,
 )
+from ppdiag.drawn_step import IDLE_DTYPE, TIMELINE_DTYPE, Timeline
 from ppdiag.model import Kind
 
 HOSTILE = '</script><img src=x onerror="window.hacked=1">{{7*7}}[red]\x1b[31mred\x07\u202e\n</style>\'"`${1}'

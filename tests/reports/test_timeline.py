@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ppdiag.diagnosis import IDLE_DTYPE, TIMELINE_DTYPE, Place, Timeline
+from ppdiag.diagnosis import Place
+from ppdiag.drawn_step import IDLE_DTYPE, TIMELINE_DTYPE, Timeline
 from ppdiag.model import Kind
 from ppdiag.reports.timeline import RESOLUTION, pack
 
