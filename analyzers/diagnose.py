@@ -189,7 +189,6 @@ def _merge(graphs: Sequence[Graph], parts: Sequence[Shares]) -> Shares:
         busy_K=column("busy_K"),
         cause_K=table("cause_K"),  # type: ignore[arg-type]
         kept_K=column("kept_K"),
-        none_K=column("none_K"),
         without_K=table("without_K"),  # type: ignore[arg-type]
         equalised_K=table("equalised_K"),  # type: ignore[arg-type]
         prompt_K=table("prompt_K"),  # type: ignore[arg-type]

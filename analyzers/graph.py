@@ -165,7 +165,6 @@ class _Builder:
         self.what_N[self.at_M] = events["what"]
         last = np.append(np.flatnonzero(np.diff(self.rank_N)), total - 1)
         self.what_N[last] = END
-        self.first_event_R = np.append(0, last[:-1] + 1) + 1
         spans = self.program.trace.spans[events["span"]]
         self.fields = {}
         for name in ("kind", "stage", "microbatch", "size_bytes", "flags"):

@@ -42,7 +42,6 @@ class Shares:
         busy_K: mean busy time of the ranks.
         cause_K: for each cause its time; with ``busy_K`` they sum to ``duration_K``.
         kept_K: step times of the world that keeps all.
-        none_K: step times of the world that keeps nothing.
         without_K: for each factor, step times of the world that takes only it away.
         equalised_K: step times with only stages, only microbatches, or only twin ranks made equal.
         prompt_K: step times without the host time of one cause of ``HOST``; python is all the rest.
@@ -52,7 +51,6 @@ class Shares:
     busy_K: np.ndarray
     cause_K: Mapping[Cause, np.ndarray]
     kept_K: np.ndarray
-    none_K: np.ndarray
     without_K: Mapping[Cause, np.ndarray]
     equalised_K: Mapping[str, np.ndarray]
     prompt_K: Mapping[str, np.ndarray]
@@ -80,7 +78,7 @@ def share_out(graph: Graph, busy_K: np.ndarray) -> Shares:
     others = dict(zip((*single, *prompt), duration_WK[len(worlds) :], strict=True))
     equalised = {name: others[name] for name in single}
     prompt_K = {name: others.get(name, without[Cause.HOST] if name == PYTHON and not prompt else kept) for name in HOST}
-    return Shares(graph.duration_K, busy_K, cause, kept, none, without, equalised, prompt_K)
+    return Shares(graph.duration_K, busy_K, cause, kept, without, equalised, prompt_K)
 
 
 def _without_each_cause(graph: Graph) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -112,15 +112,3 @@ def _nvls(report: NcclReport) -> tuple[dict[str, Any], ...]:
         }
         for identity, hosts in users.items()
     )
-
-
-def link_transport(report: NcclReport, source_rank: int, destination_rank: int) -> str | None:
-    """What connects two ranks of the job, by the channel lines; None where none tells.
-
-    Several transports are joined, that of the most channels first: ``NET/IB/GDRDMA + NET/Socket``.
-    """
-    counts: Counter[str] = Counter()
-    for pair in pairs(report):
-        if (pair.source, pair.destination) == (source_rank, destination_rank):
-            counts[pair.transport] += pair.channels
-    return " + ".join(name for name, _ in counts.most_common()) or None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ppdiag.analyzers.nccl.lines import read_lines
 from ppdiag.analyzers.nccl.parser import Parser
+from ppdiag.analyzers.nccl.transports import pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,3 +74,9 @@ def read(
 def read_line(text: str) -> NcclReport:
     """The report of one INFO entry of thread 40 in process 31 on gpu1, GPU 0."""
     return read(f"{HEADER}{text}\n")
+
+
+def between(report: NcclReport, source: int, destination: int) -> str | None:
+    """What connects two ranks of the job; those of several, the one of the most channels first."""
+    found = [pair for pair in pairs(report) if (pair.source, pair.destination) == (source, destination)]
+    return " + ".join(pair.transport for pair in sorted(found, key=lambda pair: -pair.channels)) or None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ppdiag.analyzers.nccl.transports import link_transport, pairs, transports_of
-from tests.analyzers.nccl.formats import read
+from ppdiag.analyzers.nccl.transports import pairs, transports_of
+from tests.analyzers.nccl.formats import between, read
 
 
 def _log(*entries: tuple[str, int, int, str]) -> str:
@@ -34,14 +34,14 @@ PAIR = [  # ranks 2 and 3 of the job are 0 and 1 of their own communicator
 
 def test_in_the_world_communicator_a_rank_is_the_rank_of_the_job():
     report = read(_log(*WORLD, ("gpu0", 30, 1, _send(0, 3))))
-    assert link_transport(report, 0, 3) == "NET/IB/GDRDMA"
-    assert link_transport(report, 3, 0) is None
+    assert between(report, 0, 3) == "NET/IB/GDRDMA"
+    assert between(report, 3, 0) is None
 
 
 def test_in_a_smaller_communicator_ranks_are_mapped_by_its_members():
     report = read(_log(*WORLD, *PAIR))
-    assert link_transport(report, 2, 3) == "NET/Socket"
-    assert link_transport(report, 0, 1) is None
+    assert between(report, 2, 3) == "NET/Socket"
+    assert between(report, 0, 1) is None
 
 
 def test_without_the_members_a_rank_of_a_smaller_communicator_stays_open():
@@ -53,13 +53,13 @@ def test_without_the_members_a_rank_of_a_smaller_communicator_stays_open():
 def test_a_record_of_the_job_says_whose_process_it_is():
     ranks = {("gpu2.cluster.example", 32): 6, ("gpu3.cluster.example", 33): 7}
     report = read(_log(*PAIR), ranks=ranks, world_size=8)
-    assert link_transport(report, 6, 7) == "NET/Socket"
-    assert link_transport(report, 0, 1) is None
+    assert between(report, 6, 7) == "NET/Socket"
+    assert between(report, 0, 1) is None
 
 
 def test_two_processes_of_a_larger_job_are_not_taken_for_its_world():
     report = read(_log(*PAIR), ranks={}, world_size=8)
-    assert link_transport(report, 0, 1) is None
+    assert between(report, 0, 1) is None
     assert len(report.connections) == 2
 
 
@@ -67,7 +67,7 @@ def test_a_channel_connected_by_another_thread_goes_to_the_communicator_that_fit
     lazy = ("gpu2", 32, 99, _send(2, 3))
     report = read(_log(*WORLD, *PAIR[:2], lazy))
     assert report.connections[0].communicator == "0x111"
-    assert link_transport(report, 2, 3) == "NET/IB/GDRDMA"
+    assert between(report, 2, 3) == "NET/IB/GDRDMA"
 
 
 def test_where_two_communicators_fit_none_is_named():
@@ -75,15 +75,15 @@ def test_where_two_communicators_fit_none_is_named():
     other = [("gpu0", 30, 2, _start("0xcc", 0, 2, "0x333")), ("gpu2", 32, 2, _start("0xcc", 1, 2, "0x333"))]
     report = read(_log(*WORLD, *other, ("gpu0", 30, 99, _send(0, 1))))
     assert report.connections[0].communicator == ""
-    assert link_transport(report, 0, 1) is None
-    assert link_transport(report, 0, 2) is None
+    assert between(report, 0, 1) is None
+    assert between(report, 0, 2) is None
 
 
 def test_before_commids_the_thread_tells_the_communicator_and_complete_comes_last():
     text = "comm 0xaa rank 0 nranks 2 cudaDev 0 busId c1000 - Init COMPLETE"
     send = "Channel 00 : 0[c1000] -> 1[47000] [send] via NET/IB/0/GDRDMA"
     report = read(_log(("gpu0", 30, 1, send), ("gpu0", 30, 1, text)))
-    assert link_transport(report, 0, 1) == "NET/IB/GDRDMA"
+    assert between(report, 0, 1) == "NET/IB/GDRDMA"
     assert report.connections[0].communicator == "0xaa@gpu0:30"
 
 
@@ -109,7 +109,7 @@ def test_the_children_of_a_split_are_one_communicator():
         lines.append((f"gpu{rank}", 30 + rank, 5, f"ncclCommSplit {split}- Init START"))
     report = read(_log(*lines, ("gpu2", 32, 5, _send(0, 1, "NET/Socket/0"))))
     assert report.connections[0].communicator == "0x111/1.77"
-    assert link_transport(report, 2, 3) == "NET/Socket"
+    assert between(report, 2, 3) == "NET/Socket"
 
 
 def test_a_channel_that_the_same_thread_connects_later_is_not_laid_to_its_last_communicator():
@@ -117,11 +117,11 @@ def test_a_channel_that_the_same_thread_connects_later_is_not_laid_to_its_last_c
     late = ("gpu2", 32, 1, _send(0, 1, "NET/Socket/0"))  # rank 0 of the pair, by the thread that set the world up
     report = read(_log(*WORLD, *done, *PAIR[:2], late))
     assert report.connections[0].communicator == "0x222"
-    assert link_transport(report, 2, 3) == "NET/Socket"
+    assert between(report, 2, 3) == "NET/Socket"
 
 
 def test_a_log_of_channel_lines_alone_is_numbered_by_them():
-    assert link_transport(read(_log(("gpu0", 30, 1, _send(0, 1)))), 0, 1) == "NET/IB/GDRDMA"
+    assert between(read(_log(("gpu0", 30, 1, _send(0, 1)))), 0, 1) == "NET/IB/GDRDMA"
 
 
 def test_both_sides_of_a_connection_count_once():
@@ -131,13 +131,13 @@ def test_both_sides_of_a_connection_count_once():
 
 def test_the_receivers_line_counts_where_the_senders_log_is_missing():
     report = read(_log(*WORLD, ("gpu3", 33, 1, _receive(0, 3))))
-    assert link_transport(report, 0, 3) == "NET/IB"
+    assert between(report, 0, 3) == "NET/IB"
 
 
 def test_several_transports_of_a_link_are_named_by_their_channels():
     sends = [("gpu0", 30, 1, _send(0, 3, "NET/Socket/0", channel)) for channel in (0, 1)]
     report = read(_log(*WORLD, *sends, ("gpu0", 30, 1, _send(0, 3, "NET/IB/8(2)/GDRDMA", 2))))
-    assert link_transport(report, 0, 3) == "NET/Socket + NET/IB/GDRDMA (PXN)"
+    assert between(report, 0, 3) == "NET/Socket + NET/IB/GDRDMA (PXN)"
 
 
 def test_an_address_used_again_is_a_new_communicator():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ppdiag.analyzers.nccl.reader import log_files, read_logs
-from ppdiag.analyzers.nccl.transports import link_transport
 from ppdiag.errors import BadRecord, NotARun, PathNotFound
 from ppdiag.rundir import encode_header
+from tests.analyzers.nccl.formats import between
 
 P2P = "gpu1:{pid}:40 [0] NCCL INFO Channel 00/0 : {rank}[0] -> 1[1] via P2P/CUMEM\n"
 
@@ -70,5 +70,5 @@ def test_in_a_run_directory_the_record_says_which_ranks_the_processes_are(tmp_pa
         (tmp_path / f"nccl-gpu1-{31 + rank}.log").write_text(text)
     (tmp_path / "rank00005-0.spans").write_bytes(b"PPDIAG-SPANS\n{torn")
     report = read_logs([tmp_path])
-    assert link_transport(report, 6, 7) == "P2P/CUMEM"
-    assert link_transport(report, 0, 1) is None
+    assert between(report, 6, 7) == "P2P/CUMEM"
+    assert between(report, 0, 1) is None
