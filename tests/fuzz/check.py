@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import sys
+import tempfile
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,9 @@ def write(folder: Path, files: Files) -> None:
 def trouble(source: str, n: int, folder: Path, watch: Watch) -> str:
     """Empty where all is well. Time and memory are the caller's to watch."""
     write(folder, bad_recording(source, n))
+    scratch = folder.with_name(f"{folder.name}-unpacked")
+    scratch.mkdir(exist_ok=True)
+    tempfile.tempdir = str(scratch)
     watch.seen.clear()
     watch.folder = str(folder)
     try:
@@ -67,7 +71,8 @@ def trouble(source: str, n: int, folder: Path, watch: Watch) -> str:
     except BaseException:
         watch.seen.append(traceback.format_exc(limit=-6))
     finally:
-        watch.folder = None
+        watch.folder = tempfile.tempdir = None
+    watch.seen += [f"left behind: {path}" for path in scratch.iterdir()]
     return "\n".join(watch.seen)
 
 

@@ -85,6 +85,18 @@ def kineto_device(folder: Path) -> None:
     write_job(folder, steps=2, labels="none")
 
 
+def kineto_merged(folder: Path) -> None:
+    """Both ranks in one file, told apart by what was added to the ids of their processes."""
+    from tests.analyzers.sources.kineto_factory import write_job
+
+    events = []
+    for rank, path in enumerate(write_job(folder, steps=2, labels="none")):
+        found = json.loads(path.read_text())["traceEvents"]
+        events += [{**event, "pid": event["pid"] + 1000 * rank} for event in found]
+        path.unlink()
+    (folder / "merged.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+
+
 def kineto_host(folder: Path) -> None:
     """A step of a real trace of gloo, in Kineto's own layout."""
     for rank in (0, 1):
@@ -122,7 +134,7 @@ SEEDS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "megascan": (megascan,),
     "straggler_analysis": (straggler_analysis,),
     "ndtimeline": (ndtimeline,),
-    "kineto": (kineto_device, kineto_host, kineto_packed),
+    "kineto": (kineto_device, kineto_merged, kineto_host, kineto_packed),
     "nsight_systems": (nsight_systems,),
     "nccl_inspector": (nccl_inspector,),
     "flight_recorder": (flight_recorder,),
