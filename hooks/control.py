@@ -4,6 +4,8 @@ Which steps are recorded follows from the step's number, so that ranks need not 
 
 * ``dormant``: none, until ``ppdiag record`` writes a command into the run directory. It does so twice: first it asks,
   and each rank answers in its record with the step that it is in; then it names a step that no rank has reached yet.
+* ``attached``: the same in ranks that were armed while the job ran, whose counts may differ. The second time, each is
+  told how far it is ahead of the others, and counts as they do from then on.
 * ``every:K:N``: N steps, every K.
 * ``overhead``: blocks of steps, probed and not, whose lengths are compared.
 
@@ -16,15 +18,19 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import time
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppdiag.hooks import guard, optimizer, process_group
 from ppdiag.hooks.install import sleep_probes, wake_probes
 from ppdiag.hooks.modules import INFERENCE, install_module_calls
 from ppdiag.hooks.recorder import RECORDER
-from ppdiag.rundir import CONTROL_FILE, MODE_VARIABLE, RUN_DIR_VARIABLE
+from ppdiag.rundir import ATTACHED_MODE, CONTROL_FILE, MODE_VARIABLE, RUN_DIR_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PROBE = "control"
 PERIOD_NS = 100_000_000
@@ -41,6 +47,8 @@ class Command(NamedTuple):
     steps: int
     start: int
     """The first step to record; -1 while the ranks are only asked where they are."""
+    ahead: Mapping[str, int] = {}
+    """By how many steps ranks count ahead of those that count least; a rank that is not named does not."""
 
     def wants(self, step: int) -> bool:
         """Whether this step is recorded. One more than asked for is, since a step ends where the next one begins."""
@@ -87,10 +95,12 @@ class Control:
         step, now = RECORDER.step, perf_counter_ns()
         if step == self._last_step:  # by a second optimizer
             return
-        self._step_ns, self._last_end_ns, self._last_step = now - self._last_end_ns, now, step
+        self._step_ns = now - self._last_end_ns if self._last_end_ns else 0
+        self._last_end_ns, self._last_step = now, step
         RECORDER.begin_asleep()
-        if self.mode == "dormant":
+        if self.mode in ("dormant", ATTACHED_MODE):
             self._look(step, now)
+            step = RECORDER.step
         elif self.mode == "overhead":
             self._measure(step)
         wanted = self.wants(step + 1)
@@ -124,8 +134,8 @@ class Control:
         RECORDER.flush_soon()
 
     def _look(self, step: int, now: int) -> None:
-        """Look for a new command, and answer it."""
-        if now - self._last_look_ns < PERIOD_NS:
+        """Look for a new command, and answer it, once it is known how long a step takes."""
+        if now - self._last_look_ns < PERIOD_NS or not self._step_ns:
             return
         self._last_look_ns = now
         command = read_command(os.path.join(os.environ[RUN_DIR_VARIABLE], CONTROL_FILE))
@@ -134,6 +144,9 @@ class Control:
             answer = {"step": step, "start": command.start, "step_ns": self._step_ns, "unix_ns": time.time_ns()}
             RECORDER.lines.append({"type": "control", "id": command.id, **answer})
             RECORDER.flush_soon()
+            if command.ahead:
+                rank = sys.modules["torch.distributed.distributed_c10d"].get_rank()
+                self._last_step = RECORDER.step = step - command.ahead.get(str(rank), 0)
 
     def _measure(self, step: int) -> None:
         """Time the steps of a block, and write the block into the record with its last step."""
@@ -159,8 +172,9 @@ def read_command(path: str) -> Command | None:
         os.close(fd)
     try:
         found = json.loads(text)
-        return Command(str(found["id"]), int(found["steps"]), int(found["start"]))
-    except (ValueError, KeyError, TypeError):  # being written
+        ahead = {str(rank): int(steps) for rank, steps in found.get("ahead", {}).items()}
+        return Command(str(found["id"]), int(found["steps"]), int(found["start"]), ahead)
+    except (ValueError, KeyError, TypeError, AttributeError):  # being written
         return None
 
 

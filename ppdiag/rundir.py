@@ -14,7 +14,8 @@ A rank writes three files, named by its rank and by how often it was (re)started
 * ``rank00003-0.state``: the state slot, ``STATE_SIZE`` bytes, rewritten in place.
 
 Beside them ``run.json`` (the launcher's facts), ``processes.jsonl`` (every Python process that was armed) and, while
-``ppdiag record`` speaks with the ranks, ``control.json`` (``id``, ``steps``, ``start``: -1 while it asks). The ranks
+``ppdiag record`` speaks with the ranks, ``control.json`` (``id``, ``steps``, ``start``: -1 while it asks; ``ahead``:
+by how many steps each rank that was attached to counts ahead of the one that counts least). The ranks
 answer with lines of type ``control``; ``block`` lines have the lengths of blocks of steps, probed and not;
 ``layers`` lines (``first``, ``names``, ``root``) the names of the layers from this number on.
 """
@@ -54,6 +55,8 @@ RUN_DIR_VARIABLE = "PPDIAG_RUN_DIR"
 MAX_BYTES_VARIABLE = "PPDIAG_MAX_BYTES"
 MODE_VARIABLE = "PPDIAG_MODE"
 """Environment variables by which the launcher tells the ranks: where, how much, and which steps (``hooks.control``)."""
+ATTACHED_MODE = "attached"
+"""Asleep, as in mode ``dormant``, but armed while the job ran: the ranks do not count steps from the same one."""
 ADAPTERS_VARIABLE = "PPDIAG_ADAPTERS"
 """The same: ``none`` switches the framework adapters off."""
 LAYER_TIMES_VARIABLE = "PPDIAG_LAYER_TIMES"

@@ -11,12 +11,12 @@ import click
 
 from ppdiag.errors import AttachFailed
 from ppdiag.launch import bootstrap_directory, prepare_run_directory
-from ppdiag.rundir import MODE_VARIABLE, RUN_DIR_VARIABLE
+from ppdiag.rundir import ATTACHED_MODE, MODE_VARIABLE, RUN_DIR_VARIABLE
 
 SCRIPT = """\
 import os, sys
-os.environ.update({variables!r})
-if not any(name == "ppdiag.hooks.install" for name in sys.modules):
+if "ppdiag.hooks.install" not in sys.modules:
+    os.environ.update({variables!r})
     from runpy import run_path
     run_path({bootstrap!r})
 """
@@ -41,7 +41,7 @@ def attach(pids: tuple[int, ...], *, output: Path) -> None:
             "running process; start the job with ppdiag run --dormant (it costs nothing), then use ppdiag record"
         )
     path = prepare_run_directory(output)
-    variables = {RUN_DIR_VARIABLE: str(path), MODE_VARIABLE: "dormant"}
+    variables = {RUN_DIR_VARIABLE: str(path), MODE_VARIABLE: ATTACHED_MODE}
     script = SCRIPT.format(variables=variables, bootstrap=os.path.join(bootstrap_directory(), "sitecustomize.py"))  # noqa: PTH118
     with tempfile.NamedTemporaryFile("w", suffix=".py", prefix="ppdiag-attach-", delete=False) as file:
         file.write(script)  # it stays: the processes read it when they come to it

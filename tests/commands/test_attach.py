@@ -34,8 +34,21 @@ def test_each_process_is_given_a_script_that_arms_it_asleep(
     code = f"exec(open({given[0][1]!r}).read()); import os; print(os.environ['PPDIAG_MODE'], sys.meta_path[0])"
     command = [sys.executable, "-S", "-c", code]
     ran = subprocess.run(command, env=checkout_environment, capture_output=True, text=True, check=False)
-    assert ran.stdout.startswith("dormant <ppdiag.hooks.install._Finder"), ran.stderr
+    assert ran.stdout.startswith("attached <ppdiag.hooks.install._Finder"), ran.stderr
     assert (run / "processes.jsonl").exists()
+
+
+def test_a_process_that_is_armed_already_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkout_environment: dict[str, str]
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(sys, "remote_exec", lambda _pid, script: given.append(script), raising=False)
+    done = CliRunner().invoke(main, ["attach", "11", "-o", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    code = f"import ppdiag.hooks.install, os; exec(open({given[0]!r}).read()); print(os.environ.get('PPDIAG_RUN_DIR'))"
+    command = [sys.executable, "-S", "-c", code]
+    ran = subprocess.run(command, env=checkout_environment, capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "None", ran.stderr
 
 
 def test_a_process_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from ppdiag.cli import main
 from ppdiag.launch import note_end, prepare_run_directory
-from ppdiag.live import first_step
+from ppdiag.live import first_step, steps_ahead
 from ppdiag.rundir import CONTROL_FILE, encode_header, rank_file_name
 
 if TYPE_CHECKING:
@@ -83,6 +83,40 @@ def test_the_first_step_is_ahead_of_the_fastest_rank_by_two_seconds_of_steps() -
     # step 7 ended 1 s ago and steps take half a second: 2 have passed, 4 are ahead, then 2 and the one that runs
     slow = {"step": 3, "step_ns": 10_000_000_000, "unix_ns": 0}
     assert first_step([slow, {"step": 7, "step_ns": 500_000_000, "unix_ns": 0}], 1_000_000_000) == 7 + 1 + 2 + 6
+
+
+def test_ranks_that_were_attached_to_in_different_steps_are_told_how_far_they_are_ahead(job: Path) -> None:
+    ranks = Ranks(job, [7, 3], mode="attached")
+    told: list[dict[str, object]] = []
+    command = ranks.command
+
+    def listening() -> dict[str, int]:
+        told.append(dict(command()))
+        return command()
+
+    ranks.command = listening  # type: ignore[method-assign]
+    assert answered(job, ranks).exit_code == 0
+    assert told[0]["ahead"] == {}
+    assert told[-1]["ahead"] == {"0": 4, "1": 0}
+
+
+@pytest.mark.parametrize(
+    ("ends_ms", "steps", "ahead"),
+    [
+        ([0, 0, 0], [5, 5, 5], {0: 0, 1: 0, 2: 0}),
+        # the last stage ends first, up to 30 of 100 ms before; one answered a step later
+        ([30, 15, 100], [12, 9, 5], {0: 8, 1: 5, 2: 0}),
+        ([980, 990, 10], [9, 9, 0], {0: 0, 1: 0, 2: 1}),
+        ([0, 50], [5, 5], None),
+    ],
+)
+def test_counts_of_ranks_differ_by_whole_steps(ends_ms: list[int], steps: list[int], ahead: dict[int, int]) -> None:
+    now_ns = 1_800_000_000_000_000_000
+    asked = {
+        rank: {"step": step, "step_ns": 100_000_000, "unix_ns": now_ns + end_ms * 1_000_000}
+        for rank, (end_ms, step) in enumerate(zip(ends_ms, steps, strict=True))
+    }
+    assert steps_ahead(asked) == ahead
 
 
 def test_silent_ranks_are_named(job: Path) -> None:

@@ -46,6 +46,12 @@ def test_a_command_of_another_user_is_not_obeyed(tmp_path: Path) -> None:
     guard.reset()
 
 
+def test_a_command_may_say_how_far_ranks_are_ahead(tmp_path: Path) -> None:
+    path = write(tmp_path / "control.json", id="a", steps=5, start=9, ahead={"1": 4})
+    assert read_command(path) == Command("a", 5, 9, {"1": 4})
+    assert read_command(write(tmp_path / "torn.json", id="a", steps=5, start=9, ahead=[])) is None
+
+
 def test_links_torn_files_and_nothing_are_no_command(tmp_path: Path) -> None:
     write(tmp_path / "real", id="a", steps=5, start=3)
     (tmp_path / "link").symlink_to(tmp_path / "real")
