@@ -13,7 +13,7 @@ import numpy as np
 
 from ppdiag.analyzers.program import COMPUTE, END, START
 from ppdiag.analyzers.replay import event_times, replay
-from ppdiag.analyzers.where import contains
+from ppdiag.analyzers.where import by_begin, contains
 from ppdiag.analyzers.why import CHOICES, eight_worlds, shapley
 from ppdiag.diagnosis import Cause, Place
 from ppdiag.exported import CAUSES, IDLE_SPAN_DTYPE, PLACES
@@ -51,7 +51,7 @@ def idle_spans(run: Analysis) -> np.ndarray:
 
 
 def _of_rank(rank: int, stays: Stays, bounds: np.ndarray, gaps: _Gaps) -> np.ndarray:
-    taken = _ordered(np.concatenate([stays.busy, *stays.waiting.values()]))
+    taken = by_begin(np.concatenate([stays.busy, *stays.waiting.values()]))
     places = {**stays.waiting, Place.HOST: _between(taken, bounds)}
     parts = []
     for place, stretches in places.items():
@@ -67,10 +67,6 @@ def _of_rank(rank: int, stays: Stays, bounds: np.ndarray, gaps: _Gaps) -> np.nda
         parts.append(rows)
     found = np.concatenate(parts)
     return found[np.argsort(found["start_ns"], kind="stable")]
-
-
-def _ordered(intervals: np.ndarray) -> np.ndarray:
-    return intervals[np.argsort(intervals[:, 0], kind="stable")]
 
 
 def _between(taken: np.ndarray, bounds: np.ndarray) -> np.ndarray:

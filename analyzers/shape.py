@@ -90,8 +90,8 @@ def _pipelines(spans: np.ndarray, steps: Steps) -> list[tuple[int, ...]]:
             rank = root[rank]
         return rank
 
-    sent = (spans["kind"] == Kind.SEND) & (steps.number >= 0)
-    for a, b in np.unique(np.stack([spans["rank"][sent], spans["peer"][sent]], axis=1), axis=0).tolist():
+    message = np.isin(spans["kind"], (Kind.SEND, Kind.RECV)) & (steps.number >= 0)  # one end's record is enough
+    for a, b in np.unique(np.stack([spans["rank"][message], spans["peer"][message]], axis=1), axis=0).tolist():
         if a in root and b in root:
             root[max(find(a), find(b))] = min(find(a), find(b))
     members: dict[int, list[int]] = {}

@@ -79,10 +79,10 @@ def _stays(program: Program, own: np.ndarray) -> Stays:
     waiting, taken = {}, busy
     places = groups.places()
     launched = np.concatenate([places[Place.UNEXPLAINED], _launched_gaps(mine, program.trace.spans)])
-    places[Place.UNEXPLAINED] = _by_begin(launched)
+    places[Place.UNEXPLAINED] = by_begin(launched)
     for place, stay in places.items():
         waiting[place] = _without(stay, taken)
-        taken = union(_by_begin(np.concatenate([taken, waiting[place]])))
+        taken = union(by_begin(np.concatenate([taken, waiting[place]])))
     return Stays(busy, waiting)
 
 
@@ -153,7 +153,8 @@ def union(intervals: np.ndarray) -> np.ndarray:
     return np.stack([intervals[first, 0], reach[last]], axis=1)
 
 
-def _by_begin(intervals: np.ndarray) -> np.ndarray:
+def by_begin(intervals: np.ndarray) -> np.ndarray:
+    """Intervals (n x 2) in order of their begin."""
     return intervals[np.argsort(intervals[:, 0], kind="stable")]
 
 

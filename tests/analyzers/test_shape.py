@@ -52,6 +52,13 @@ def test_unnamed_microbatches_are_numbered_in_their_order() -> None:
     assert (labelled.spans["microbatch"][ops] == trace.spans["microbatch"][ops]).all()
 
 
+@pytest.mark.parametrize("lost", [Kind.SEND, Kind.RECV])
+def test_one_end_of_each_message_is_enough_to_join_a_pipeline(lost: Kind) -> None:
+    trace = pipeline("1F1B", ranks=3, microbatches=4, replicas=2, tail=0).trace()
+    shape = shape_of(replace(trace, spans=trace.spans[trace.spans["kind"] != lost]))
+    assert sorted(shape.pipelines) == [(0, 1, 2), (3, 4, 5)]
+
+
 def test_replicas_are_pipelines_of_their_own() -> None:
     shape = shape_of(pipeline(replicas=3, tail=0).trace())
     assert sorted(shape.pipelines) == [(0, 1), (2, 3), (4, 5)]
