@@ -85,7 +85,10 @@ def run(  # noqa: PLR0913  (one argument an option)
     )
     exit_code = run_job(command, variables, meanwhile=lambda: None if quiet else _say_what_is_wrong(command))
     note_end(path, exit_code)
-    holding = _explain(path, asked, quiet=quiet, dormant=dormant) if rank_files(path) - before else _say_silent(path)
+    if rank_files(path) - before:
+        holding = _explain(path, asked, quiet=quiet, dormant=dormant)
+    else:
+        holding = _say_silent(path, exit_code)
     sys.exit(CONDITION_HOLDS if holding and exit_code == 0 else exit_code)
 
 
@@ -134,8 +137,9 @@ def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequen
     return ()
 
 
-def _say_silent(path: Path) -> Sequence[str]:
-    _say(f"nothing was recorded. {why_silent(path)} {see(NothingRecorded.slug)}")
+def _say_silent(path: Path, exit_code: int) -> Sequence[str]:
+    failed = f"The job failed ({exit_code}); what it said itself is above. " if exit_code else ""
+    _say(f"nothing was recorded. {failed}{why_silent(path)} {see(NothingRecorded.slug)}")
     return ()
 
 

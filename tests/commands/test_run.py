@@ -147,6 +147,13 @@ def test_a_directory_that_cannot_be_made_stops_before_the_job(ppdiag_run, place)
     assert "Traceback" not in done.stderr
 
 
+def test_where_nothing_was_recorded_a_failed_job_is_the_first_reason(ppdiag_run):
+    failed, well = ppdiag_run("--", sys.executable, "-c", "import nothing_of_this_name"), ppdiag_run("--", "true")
+    assert (failed.returncode, well.returncode) == (1, 0)
+    assert "nothing was recorded. The job failed (1); what it said itself is above. " in failed.stderr
+    assert "failed" not in well.stderr
+
+
 def test_a_report_that_cannot_be_written_stops_before_the_job(ppdiag_run, tmp_path):
     done = ppdiag_run("--html", "none/report.html", "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (6, "")
