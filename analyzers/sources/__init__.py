@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ppdiag.analyzers.sources.sorting import some, sort_out
+from ppdiag.analyzers.sources.sorting import Chosen, some, sort_out
 from ppdiag.analyzers.sources.unpacking import unpacked
-from ppdiag.errors import NoPipelineFound
+from ppdiag.errors import CannotRead, NoPipelineFound, PpdiagError
 from ppdiag.registry import Registry
 from ppdiag.trace import Trace
 
@@ -66,17 +66,33 @@ def read_recording(paths: Sequence[Path], progress: Progress | None = None, rank
     Raises:
         PathNotFound: a path does not exist.
         NotARun: no source recognises the paths.
+        CannotRead: the system does not let a file be read to its end.
     """
     sources: dict[str, Source] = {name: SOURCES.load(name)() for name in SOURCES.names()}
-    with unpacked(paths, sources) as found:
-        chosen = sort_out(found.paths, sources)
-        source = sources[chosen.name]
+    for source in sources.values():
         if ranks and hasattr(source, "ranks"):
             source.ranks = tuple(ranks)
-        recording = source.read(chosen.paths, progress)
+    try:
+        with unpacked(paths, sources) as found:
+            chosen = sort_out(found.paths, sources)
+            recording = _read(sources[chosen.name], chosen, progress)
+    except OSError as error:
+        if error.filename is None:  # of a stream: nothing else says what was read
+            raise CannotRead(f"{some(paths)}: {error.strerror or error}") from error
+        raise
     if found.names or chosen.left_out:
         return _named(recording, paths, [found.words(said) for said in (*chosen.left_out, *found.warnings)])
     return recording
+
+
+def _read(source: Source, chosen: Chosen, progress: Progress | None) -> Trace | Dumps:
+    """What a source makes of its files; an error says what else was there."""
+    try:
+        return source.read(chosen.paths, progress)
+    except PpdiagError as error:
+        if not chosen.left_out:
+            raise
+        raise type(error)("; ".join((str(error), *chosen.left_out))) from error
 
 
 def _named(recording: Trace | Dumps, paths: Sequence[Path], warnings: list[str]) -> Trace | Dumps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ppdiag.analyzers import schedules
 from ppdiag.analyzers.sources import read_recording, read_trace
 from ppdiag.analyzers.sources.flight_recorder import Dumps
 from ppdiag.analyzers.sources.sorting import sort_out
-from ppdiag.errors import NotARun, PathNotFound
+from ppdiag.errors import CannotRead, NoPipelineFound, NotARun, PathNotFound
 from tests.analyzers.factory import Pipeline
 from tests.analyzers.runs import write_run
 from tests.analyzers.sources.nsight_exports import write
@@ -45,6 +46,27 @@ def test_a_mixed_directory_is_sorted_out_and_listed(mixed):
         "(_dump_0, _dump_1, _dump_2) of dumps of PyTorch's Flight Recorder (pickle or JSON, one a rank); 1 file "
         "(notes.txt) of no kind that is known"
     )
+
+
+def test_what_was_left_out_is_said_where_the_rest_is_no_pipeline_too(tmp_path):
+    kineto = DATA / "kineto" / "hta_critical_path_cuda_event_sync_event_sync_trace.json.gz"
+    shutil.copy(kineto, tmp_path)
+    (tmp_path / "notes.txt").write_text("bought milk")
+    with pytest.raises(NoPipelineFound, match=r"no pipeline in this .*left out: 1 file \(notes\.txt\) of no kind"):
+        read_trace([tmp_path])
+
+
+def test_a_file_that_breaks_off_with_an_error_of_the_system_is_named(tmp_path, monkeypatch):
+    """As on a disk that fails: such an error has no name of a file."""
+    path = tmp_path / "rank0.json"
+    path.write_text("{}")
+
+    def fails(*_args):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("ppdiag.analyzers.sources.sort_out", fails)
+    with pytest.raises(CannotRead, match=rf"^{path}: Input/output error$"):
+        read_trace([path])
 
 
 def test_a_directory_of_one_kind_is_read_without_a_word(tmp_path):
