@@ -64,7 +64,7 @@ def symptom_of(evidence: Evidence, cause: HostCause, words: Symptom, what: str) 
 
 def seconds_of(analysis: Analysis, cause: HostCause) -> dict[int, float]:
     """Seconds of a cause on each rank that has any, in the time of the analysed steps."""
-    spans = _spans_of(analysis, cause)
+    spans = spans_of(analysis, cause)
     time_s = (spans["end_ns"] - spans["start_ns"]) / 1e9
     return {rank: float(time_s[own].sum()) for rank, own in rank_slices(spans["rank"]).items()}
 
@@ -74,7 +74,7 @@ def union_share(analysis: Analysis, cause: HostCause) -> float:
 
     Pauses that come at the same time on all ranks count once, since they cost once.
     """
-    spans = _spans_of(analysis, cause)
+    spans = spans_of(analysis, cause)
     if not len(spans):
         return 0.0
     spans = spans[np.argsort(spans["start_ns"])]
@@ -103,7 +103,8 @@ def gain_without(evidence: Evidence, cause: HostCause) -> Gain:
     return evidence.gain(world)
 
 
-def _spans_of(analysis: Analysis, cause: HostCause) -> np.ndarray:
+def spans_of(analysis: Analysis, cause: HostCause) -> np.ndarray:
+    """The spans of a cause in the time of the analysed steps."""
     spans, steps = analysis.trace.spans, analysis.steps
     inside = (spans["start_ns"] >= steps.start_ns[0]) & (spans["end_ns"] <= steps.end_ns[-1])
     return spans[(spans["kind"] == Kind.HOST) & (spans["op"] == cause) & inside]

@@ -48,6 +48,7 @@ SYMPTOMS = Registry(
         "mtp-on-last-stage": "ppdiag.analyzers.symptoms.mtp_on_last_stage:find",
         "uneven-partition": "ppdiag.analyzers.symptoms.uneven_partition:find",
         "sequence-lengths": "ppdiag.analyzers.symptoms.sequence_lengths:find",
+        "layers-not-divisible": "ppdiag.analyzers.symptoms.layers_not_divisible:find",
         "few-microbatches": "ppdiag.analyzers.symptoms.few_microbatches:find",
         "full-recompute": "ppdiag.analyzers.symptoms.full_recompute:find",
         "split-backward-recompute": "ppdiag.analyzers.symptoms.split_backward_recompute:find",
@@ -63,11 +64,14 @@ SYMPTOMS = Registry(
         "nccl-profiler": "ppdiag.analyzers.symptoms.nccl_profiler:find",
         "data-wait": "ppdiag.analyzers.symptoms.data_wait:find",
         "garbage-collection": "ppdiag.analyzers.symptoms.garbage_collection:find",
+        "synchronising-calls": "ppdiag.analyzers.symptoms.synchronising_calls:find",
         "no-launch-lead": "ppdiag.analyzers.symptoms.no_launch_lead:find",
         "op-overhead": "ppdiag.analyzers.symptoms.op_overhead:find",
         "first-messages": "ppdiag.analyzers.symptoms.first_messages:find",
         "serial-compilation": "ppdiag.analyzers.symptoms.serial_compilation:find",
         "busy-but-waiting": "ppdiag.analyzers.symptoms.busy_but_waiting:find",
+        "spinning-receives": "ppdiag.analyzers.symptoms.spinning_receives:find",
+        "clocks-apart": "ppdiag.analyzers.symptoms.clocks_apart:find",
     },
 )
 """Of those as severe as each other the first is shown first: a job that stands still, then what costs most."""
