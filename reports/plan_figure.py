@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ppdiag.reports.figures import LIGHT
 from ppdiag.reports.words import duration
@@ -41,6 +41,7 @@ def draw(plans: Sequence[Any], *, usable_bytes: float) -> str:
     axes.text(1.02, 0.0, _key(plans), transform=axes.transAxes, va="bottom", fontsize=8, color=LIGHT.ink)
     axes.set_xlabel("memory of the fullest rank, GiB", color=LIGHT.ink)
     axes.set_ylabel("step time", color=LIGHT.ink)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))  # no quarters: they print rounded
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color=LIGHT.faint, linewidth=0.5)

@@ -225,14 +225,15 @@ def page(pictures: Sequence[Picture]) -> str:
     )
     style = (
         f"body{{font:15px/1.5 ui-sans-serif,system-ui,sans-serif;color:{LIGHT.ink};background:#fff;margin:2rem auto;"
-        "max-width:1140px;padding:0 1rem} svg{max-width:100%;height:auto} h2{font-size:1rem;margin:1.2rem 0 .2rem} "
+        "max-width:1140px;padding:0 1rem} div{overflow-x:auto} svg{max-width:100%;min-width:48rem;height:auto} "
+        "h2{font-size:1rem;margin:1.2rem 0 .2rem} "
         "th{text-align:left;font-weight:400;padding:.1rem 2rem .1rem 0} td{font-variant-numeric:tabular-nums}"
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Pipeline schedules</title><style>{style}</style></head><body><h1>Pipeline schedules</h1>"
-        f'<p><a href="">Run again</a></p>\n{svg(pictures, animate=True)}{tables}</body></html>\n'
+        f'<p><a href="">Run again</a></p>\n<div>{svg(pictures, animate=True)}</div>{tables}</body></html>\n'
     )
 
 
