@@ -107,7 +107,7 @@ class Job:
             answers = [{**word, "step": word["step"] - ahead.get(rank, 0)} for rank, word in asked.items()]
             start = first_step(answers, time.time_ns())
             self._write(command, steps, start=start, ahead=ahead)
-            self._tell(f"steps {start} to {start + steps - 1} are recorded")
+            self._tell(f"steps {start} to {start + steps - 1} will be recorded")
             begun = self._wait_for(command, "begin", lambda word: word.get("awake") is True)
             self._wait_for(command, "finish", lambda word: word.get("awake") is False)
         finally:
@@ -164,12 +164,18 @@ class Job:
             silent = sorted(set(range(self._world_size())) - {rank for rank, word in words.items() if word is not None})
             if self._ranks and not silent:
                 return {rank: word for rank, word in words.items() if word is not None}
+            if time.monotonic() > deadline and not self._ranks:
+                raise NoAnswer(
+                    f"after {self._patience_s:.0f} s, no rank has reported in {self.path}: does the job run, and was "
+                    "it started with ppdiag run --dormant, or with the variables of ppdiag env --dormant?"
+                )
             if time.monotonic() > deadline:
                 raise NoAnswer(
-                    f"after {self._patience_s:.0f} s, {len(silent) or 'all'} ranks ({_few(silent)}) did not {what}; a "
+                    f"after {self._patience_s:.0f} s, {len(silent)} ranks ({_few(silent)}) did not {what}; a "
                     "rank answers when its optimizer has stepped (--patience waits longer)"
                 )
-            if self._ranks and told != (now := f"waiting for rank {_few(silent)} to {what}"):
+            whom = f"rank {_few(silent)}" if self._ranks else "a first rank"
+            if told != (now := f"waiting for {whom} to {what}"):
                 told = now
                 self._tell(told)
             time.sleep(PERIOD_S)

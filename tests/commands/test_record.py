@@ -127,6 +127,13 @@ def test_silent_ranks_are_named(job: Path) -> None:
     assert not (job / CONTROL_FILE).exists()
 
 
+def test_a_job_that_has_not_begun_is_said_not_to_have_reported(job: Path) -> None:
+    done = record(job)
+    assert done.exit_code == 6
+    assert f"no rank has reported in {job}: does the job run" in done.output
+    assert "()" not in done.output
+
+
 def test_a_job_that_records_by_itself_is_left_alone(job: Path) -> None:
     Ranks(job, [1], mode="every:10:5")
     done = record(job)
