@@ -9,6 +9,8 @@ import click
 
 from ppdiag.outputs import STANDARD_OUTPUT, terminal, writing_text
 
+STANDARD_INPUT = Path("/dev/stdin")
+
 
 @click.command()
 @click.argument("paths", metavar="FILE|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -18,12 +20,12 @@ def nccl(paths: tuple[Path, ...], json_target: str | None, *, quiet: bool) -> No
     """Say which transport NCCL really used between ranks.
 
     FILE is a log of a job that ran with NCCL_DEBUG=INFO: one for all ranks or one for each, with or without prefixes
-    of torchrun, srun, mpirun or Ray. DIR is a run directory or a folder of logs.
+    of torchrun, srun, mpirun or Ray; - is standard input. DIR is a run directory or a folder of logs.
     """
     from ppdiag.analyzers.nccl.reader import read_logs  # noqa: PLC0415  (only this command needs it)
     from ppdiag.analyzers.nccl.transports import pairs  # noqa: PLC0415
 
-    report = read_logs(paths)
+    report = read_logs([STANDARD_INPUT if str(path) == "-" else path for path in paths])
     if json_target is not None:
         with writing_text(json_target) as stream:
             stream.write(json.dumps(report.to_dict(), indent=1) + "\n")

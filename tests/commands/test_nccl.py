@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,12 @@ def test_hostile_text_can_steer_no_terminal(tmp_path):
     assert result.exit_code == 0
     assert not {"\x1b", "\x07", "\u202e"} & set(result.stdout)
     assert "[bold]" in result.stdout
+
+
+def test_a_log_may_be_piped_in(fallback, checkout_environment):
+    command = [sys.executable, "-m", "ppdiag", "nccl", "-"]
+    text = fallback.read_text()
+    environment = {**checkout_environment, "COLUMNS": "100"}
+    done = subprocess.run(command, input=text, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == _run(str(fallback)).stdout
