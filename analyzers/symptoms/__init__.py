@@ -41,6 +41,7 @@ SYMPTOMS = Registry(
         "bubble": "ppdiag.analyzers.symptoms.bubble:find",
         "imbalance": "ppdiag.analyzers.symptoms.imbalance:find",
         "slow-network": "ppdiag.analyzers.symptoms.slow_network:find",
+        "slow-collectives": "ppdiag.analyzers.symptoms.slow_collectives:find",
         "tcp-fallback": "ppdiag.analyzers.symptoms.tcp_fallback:find",
         "activation-spike": "ppdiag.analyzers.symptoms.activation_spike:find",
         "host-stall": "ppdiag.analyzers.symptoms.host_stall:find",

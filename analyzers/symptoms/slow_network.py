@@ -1,6 +1,6 @@
 """Slower across machines than on one: transfers hold the pipeline up.
 
-What it finds: Communication is the largest loss: bytes in flight, not late senders.
+What it finds: Communication is the largest loss: bytes in flight between stages, not late senders or collectives.
 
 Why it matters: Every microbatch crosses each stage boundary twice; a slow link is paid 2 M times a step. Many such
 cases end with NCCL on TCP although the machines have RDMA.
@@ -15,8 +15,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
+from ppdiag.analyzers.symptoms.slow_collectives import are_collectives
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
+from ppdiag.model import Flag
 
 if TYPE_CHECKING:
     from ppdiag.analyzers.symptoms import Evidence
@@ -27,12 +31,14 @@ HOW = in_words_of(
     other="order of the ranks: pipeline ranks adjacent within a machine; NCCL_DEBUG=INFO shows the transport: P2P or "
     "SHM inside a machine, NET/IB across, not NET/Socket",
 )
+INSIDE_ON_GPUS = "NCCL_DEBUG=INFO: the channel lines should say P2P or SHM, not NET/Socket"
+INSIDE_ON_CPUS = "other processes on the CPUs that carry the messages; GLOO_SOCKET_IFNAME=lo keeps gloo on the loopback"
 MEASURE_AFTER = "bandwidth of the links table"
 
 
 def find(evidence: Evidence) -> Symptom | None:
-    """Fires where communication is the verdict."""
-    if not is_verdict(evidence, Cause.COMMUNICATION):
+    """Fires where communication is the verdict, and messages are the larger part of it."""
+    if not is_verdict(evidence, Cause.COMMUNICATION) or are_collectives(evidence):
         return None
     share = evidence.diagnosis.why.communication
     return Symptom(
@@ -55,6 +61,12 @@ def _slowest_links(evidence: Evidence) -> list[str]:
     ]
 
 
+def _on_gpus(evidence: Evidence) -> bool:
+    """Whether the record has ops or waits of a device, or NCCL has said anything."""
+    on_device = (evidence.trace.spans["flags"] & np.uint16(Flag.DEVICE)) != 0
+    return bool(on_device.any() or evidence.trace.transports or evidence.trace.nccl)
+
+
 def _advice(evidence: Evidence) -> Advice:
     hosts = {rank.host for rank in evidence.diagnosis.ranks}
     if len(hosts) > 1:
@@ -62,7 +74,7 @@ def _advice(evidence: Evidence) -> Advice:
         how = evidence.says(HOW)
     else:
         action = "Find out why transfers inside one machine are slow"
-        how = "NCCL_DEBUG=INFO: the channel lines should say P2P or SHM, not NET/Socket"
+        how = INSIDE_ON_GPUS if _on_gpus(evidence) else INSIDE_ON_CPUS
     return Advice(
         action=action,
         how=how,

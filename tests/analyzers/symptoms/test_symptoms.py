@@ -131,7 +131,11 @@ def test_slow_links_name_the_slowest_and_what_they_carry() -> None:
 def test_slow_links_inside_one_machine_are_met_otherwise() -> None:
     trace = slow_links(40)
     ranks = {rank: replace(facts, host="one") for rank, facts in trace.ranks.items()}
-    assert "inside one machine" in found(replace(trace, ranks=ranks))["slow-network"].advice[0].action
+    advice = found(replace(trace, ranks=ranks))["slow-network"].advice[0]
+    assert "inside one machine" in advice.action
+    assert "NCCL" not in advice.how  # nothing of it is in the record
+    nccl = {"version": "2.20.5"}
+    assert "NCCL_DEBUG" in found(replace(trace, ranks=ranks, nccl=nccl))["slow-network"].advice[0].how
 
 
 def test_late_senders_are_no_slow_network() -> None:
