@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppdiag.analyzers.planning.layout import PLANNED, Job, Layouts, holds_ends, rank_layers, telling_ranks
+from ppdiag.analyzers.planning.layout import (
+    PLANNED,
+    Job,
+    Layouts,
+    holds_ends,
+    rank_layers,
+    rank_parameters,
+    telling_ranks,
+)
 
 OPTIMIZER_BYTES = 30
 """Read and written for one parameter by a step of Adam: fp32 gradient, master copy, two moments; bf16 weight."""
@@ -32,16 +40,20 @@ class Costs:
     Attributes:
         forward_RC, backward_RC: of one microbatch through all stages of a rank; tensor-parallel sums included.
         tensor_RC: those sums, forward and backward.
+        expert_RC: tokens sent to their experts and back, forward and backward; part of both as well.
         transfer_C: one message between stages.
         data_RC: gradient reduction and weight gathering of a step that no compute hides.
+        data_bytes_RC: what each rank sends for both.
         optimizer_RC: the optimizer's step.
     """
 
     forward_RC: np.ndarray
     backward_RC: np.ndarray
     tensor_RC: np.ndarray
+    expert_RC: np.ndarray
     transfer_C: np.ndarray
     data_RC: np.ndarray
+    data_bytes_RC: np.ndarray
     optimizer_RC: np.ndarray
 
 
@@ -53,55 +65,73 @@ class Work:
         forward_C, backward_C: of one layer; the backward computes the layer again where the layout says so.
         weight_C: what of that backward is the weight gradient.
         head_C: forward of the output projection; its backward takes twice as long.
-        sum_C: one tensor-parallel sum.
+        sums_C: the tensor-parallel sums of one pass through a layer, of the attention and of the MLP.
+        exchange_C: its tokens to their experts and back.
     """
 
     forward_C: np.ndarray
     backward_C: np.ndarray
     weight_C: np.ndarray
     head_C: np.ndarray
-    sum_C: np.ndarray
+    sums_C: np.ndarray
+    exchange_C: np.ndarray
 
 
 def work(job: Job, layouts: Layouts) -> Work:
     """How long a layer and the head take."""
     speed_C = job.cluster.device.flops_per_s * job.efficiency * layouts.tensor_C
     layer_C = job.model.layer_forward_flops * layouts.micro_C / speed_C
-    sum_C = _all_reduce_s(job, layouts)
-    forward_C = layer_C + 2 * sum_C
+    sums_C = sums_of_a_pass(job, layouts) * _all_reduce_s(job, layouts)
+    exchange_C = _exchange_s(job, layouts)
+    forward_C = layer_C + sums_C + exchange_C
     return Work(
         forward_C=forward_C,
-        backward_C=2 * layer_C + 2 * sum_C + layouts.recompute_C * forward_C,
+        backward_C=2 * layer_C + sums_C + exchange_C + layouts.recompute_C * forward_C,
         weight_C=layer_C,
         head_C=job.model.head_forward_flops * layouts.micro_C / speed_C,
-        sum_C=sum_C,
+        sums_C=sums_C,
+        exchange_C=exchange_C,
     )
 
 
 def costs(job: Job, layouts: Layouts, position_RC: np.ndarray) -> Costs:
     """The parts of a step on each rank."""
-    model, part = job.model, work(job, layouts)
+    part = work(job, layouts)
     layers_RC = rank_layers(job, layouts, position_RC)
-    first_RC, last_RC = holds_ends(layouts, position_RC)
+    _, last_RC = holds_ends(layouts, position_RC)
     forward_RC = layers_RC * part.forward_C + last_RC * part.head_C
     backward_RC = layers_RC * part.backward_C + 2 * last_RC * part.head_C
-    parameters_RC = layers_RC * float(model.layer_parameters) / layouts.tensor_C
-    parameters_RC += (first_RC * model.embedding_parameters + last_RC * model.head_parameters) / layouts.tensor_C
-    reduce_RC = parameters_RC * _bytes_of_reduction(layouts) / _data_bandwidth(job, layouts)
-    share_C = np.where(layouts.zero1_C, layouts.data_C, 1)
+    shared_RC, experts_RC = rank_parameters(job, layouts, position_RC)
+    copies_C = layouts.data_C / layouts.expert_C
+    sent_RC = shared_RC * _bytes_of_reduction(layouts, layouts.data_C)
+    sent_RC = sent_RC + experts_RC * _bytes_of_reduction(layouts, copies_C)
+    reduce_RC = sent_RC / _data_bandwidth(job, layouts)
+    own_RC = shared_RC / np.where(layouts.zero1_C, layouts.data_C, 1)
+    own_RC = own_RC + experts_RC / np.where(layouts.zero1_C, copies_C, 1)
+    passes_C = 2 + layouts.recompute_C
     return Costs(
         forward_RC=forward_RC,
         backward_RC=backward_RC,
-        tensor_RC=layers_RC * (4 + 2 * layouts.recompute_C) * part.sum_C,
+        tensor_RC=layers_RC * passes_C * part.sums_C,
+        expert_RC=layers_RC * passes_C * part.exchange_C,
         transfer_C=_transfer_s(job, layouts),
         data_RC=np.maximum(0.0, reduce_RC - forward_RC - backward_RC),
-        optimizer_RC=parameters_RC / share_C * OPTIMIZER_BYTES / job.cluster.device.memory_bytes_per_s,
+        data_bytes_RC=sent_RC,
+        optimizer_RC=own_RC * OPTIMIZER_BYTES / job.cluster.device.memory_bytes_per_s,
     )
 
 
 def inside_nodes(job: Job, layouts: Layouts) -> np.ndarray:
     """Whether a whole pipeline lies in one node: then its messages take NVLink, and data parallelism the network."""
     return layouts.tensor_C * layouts.pipeline_C <= job.cluster.gpus_per_node
+
+
+def sums_of_a_pass(job: Job, layouts: Layouts) -> np.ndarray:
+    """Activations that a pass through a layer sums over TP: the attention's and the MLP's.
+
+    A rank whose tokens came from other ranks has as many copies of each as a token has experts.
+    """
+    return 1.0 + np.where(layouts.expert_C > 1, job.model.experts_per_token, 1)
 
 
 def estimate(job: Job, layouts: Layouts) -> np.ndarray:
@@ -128,6 +158,18 @@ def _all_reduce_s(job: Job, layouts: Layouts) -> np.ndarray:
     return job.model.boundary_bytes * layouts.micro_C * 2.0 * (tensor_C - 1) / tensor_C / bandwidth_C
 
 
+def _exchange_s(job: Job, layouts: Layouts) -> np.ndarray:
+    """Tokens to their experts and back: two all-to-alls, of which each rank keeps its own part.
+
+    Experts are spread over neighbouring data-parallel ranks, so the part within the node takes NVLink.
+    """
+    cluster, experts_C = job.cluster, layouts.expert_C
+    inside_C = np.minimum(experts_C, np.maximum(1, cluster.gpus_per_node // layouts.tensor_C))
+    size_C = job.model.boundary_bytes * layouts.micro_C * float(job.model.experts_per_token) / layouts.tensor_C
+    near_C = (inside_C - 1) / experts_C / cluster.device.nvlink_bytes_per_s
+    return 2 * size_C * (near_C + (experts_C - inside_C) / experts_C / cluster.network_bytes_per_s)
+
+
 def _transfer_s(job: Job, layouts: Layouts) -> np.ndarray:
     """One activation between stages; each tensor-parallel rank sends its part."""
     cluster = job.cluster
@@ -137,12 +179,12 @@ def _transfer_s(job: Job, layouts: Layouts) -> np.ndarray:
     return size_C / bandwidth_C + np.where(inside_C, 0.0, cluster.network.latency_s)
 
 
-def _bytes_of_reduction(layouts: Layouts) -> np.ndarray:
-    """Bytes that each rank sends for one parameter.
+def _bytes_of_reduction(layouts: Layouts, copies_C: np.ndarray) -> np.ndarray:
+    """Bytes that each rank sends for one parameter of which so many ranks have a copy.
 
     fp32 gradients are all-reduced, or with ZeRO-1 reduce-scattered and bf16 weights gathered.
     """
-    ring_C = (layouts.data_C - 1) / layouts.data_C
+    ring_C = (copies_C - 1) / copies_C
     return ring_C * np.where(layouts.zero1_C, 4 + 2, 2 * 4)
 
 

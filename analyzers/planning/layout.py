@@ -53,6 +53,7 @@ class Layouts:
         chunks_C: stages a rank, V.
         micro_C: sequences of a microbatch.
         schedule_C: index in ``PLANNED``.
+        expert_C: data-parallel ranks over which the experts of a layer are spread; 1 without experts.
         recompute_C: every layer is computed again in its backward; only its input is kept.
         zero1_C: optimizer state divided over the data-parallel ranks.
     """
@@ -63,6 +64,7 @@ class Layouts:
     chunks_C: np.ndarray
     micro_C: np.ndarray
     schedule_C: np.ndarray
+    expert_C: np.ndarray
     recompute_C: np.ndarray
     zero1_C: np.ndarray
 
@@ -110,6 +112,18 @@ def rank_layers(job: Job, layouts: Layouts, position_RC: np.ndarray) -> np.ndarr
     inner_C, fewer_C = stage_layers(job, layouts)
     first_RC, last_RC = holds_ends(layouts, position_RC)
     return layouts.chunks_C * inner_C - fewer_C * (first_RC.astype(int) + last_RC)
+
+
+def rank_parameters(job: Job, layouts: Layouts, position_RC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Parameters of each rank: those that all data-parallel ranks have, and its experts' (R x C each)."""
+    model, tensor_C = job.model, layouts.tensor_C
+    layers_RC = rank_layers(job, layouts, position_RC)
+    first_RC, last_RC = holds_ends(layouts, position_RC)
+    shared_RC = layers_RC * float(model.layer_parameters - model.expert_parameters)
+    shared_RC += first_RC * model.embedding_parameters + last_RC * model.head_parameters
+    # One stage that holds both ends shares a tied weight instead of copying it.
+    shared_RC -= (first_RC & last_RC) * model.vocab * model.hidden * model.tied
+    return shared_RC / tensor_C, layers_RC * float(model.expert_parameters) / (tensor_C * layouts.expert_C)
 
 
 def kept_stages(job: Job, layouts: Layouts, position_RC: np.ndarray) -> np.ndarray:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppdiag.analyzers.planning.formulas import SHARED_STATE_BYTES, STATE_BYTES, Answer, Quantity
-from ppdiag.analyzers.planning.layout import Job, Layouts, holds_ends, kept_stages, rank_layers, telling_ranks
+from ppdiag.analyzers.planning.layout import (
+    Job,
+    Layouts,
+    holds_ends,
+    kept_stages,
+    rank_layers,
+    rank_parameters,
+    telling_ranks,
+)
 from ppdiag.analyzers.planning.models import VALUE_BYTES
 
 if TYPE_CHECKING:
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
 
 LOGIT_BYTES = 6
 """Of one logit: bf16 as the head gives it, fp32 for the loss (its gradient takes the same place)."""
+TORCH_LOGIT_BYTES = 14
+"""The same with torch's cross entropy: bf16, then in fp32 itself, its log-softmax and its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +65,11 @@ def peak(job: Job, layouts: Layouts, position_RC: np.ndarray, *, fsdp: bool = Fa
     """
     model, tensor_C = job.model, layouts.tensor_C
     layers_RC = rank_layers(job, layouts, position_RC)
-    first_RC, last_RC = holds_ends(layouts, position_RC)
-    parameters_RC = layers_RC * float(model.layer_parameters)
-    parameters_RC += first_RC * model.embedding_parameters + last_RC * model.head_parameters
-    # One stage that holds both ends shares a tied weight instead of copying it.
-    parameters_RC -= (first_RC & last_RC) * model.vocab * model.hidden * model.tied
-    shared_C = layouts.zero1_C * float(SHARED_STATE_BYTES)
-    bytes_C = _sharded_state(job, layouts) if fsdp else STATE_BYTES - shared_C + shared_C / layouts.data_C
+    _, last_RC = holds_ends(layouts, position_RC)
+    shared_RC, experts_RC = rank_parameters(job, layouts, position_RC)
+    state = _sharded_state if fsdp else _state
+    state_RC = shared_RC * state(job, layouts, layouts.data_C)
+    state_RC += experts_RC * state(job, layouts, layouts.data_C / layouts.expert_C)
     whole = model.layer_activation_bytes(flash=job.flash)
     per_layer_C = np.where(layouts.recompute_C, float(model.boundary_bytes), whole) * layouts.micro_C / tensor_C
     # The layer whose backward runs: its tensors where they are computed again, as much for their gradients, and its
@@ -73,10 +81,15 @@ def peak(job: Job, layouts: Layouts, position_RC: np.ndarray, *, fsdp: bool = Fa
     working_RC = np.maximum(layer_C, last_RC * logits_C)
     if fsdp:
         working_RC = working_RC + _torch_buffers(job, layouts, last_RC)
-    return Memory(parameters_RC / tensor_C * bytes_C, kept_RC * per_layer_C, working_RC)
+    return Memory(state_RC, kept_RC * per_layer_C, working_RC)
 
 
-def _sharded_state(job: Job, layouts: Layouts) -> np.ndarray:
+def _state(job: Job, layouts: Layouts, copies_C: np.ndarray) -> np.ndarray:  # noqa: ARG001  (as the other)
+    """Bytes of a parameter that so many ranks hold a copy of."""
+    return STATE_BYTES - layouts.zero1_C * SHARED_STATE_BYTES * (1 - 1 / copies_C)
+
+
+def _sharded_state(job: Job, layouts: Layouts, copies_C: np.ndarray) -> np.ndarray:
     """Bytes of a parameter under FSDP within a pipeline.
 
     fp32 weight, gradient and two moments are divided over DP. The bf16 weight stays gathered, and the fp32 gradient
@@ -84,7 +97,7 @@ def _sharded_state(job: Job, layouts: Layouts) -> np.ndarray:
     stages before it begins those of the next, so that the gradients of one stage at a time are whole.
     """
     whole_C = np.where(layouts.microbatches_C(job) <= layouts.pipeline_C, 1 / layouts.chunks_C, 1.0)
-    return 16 / layouts.data_C + VALUE_BYTES + 4 * whole_C
+    return 16 / copies_C + VALUE_BYTES + 4 * whole_C
 
 
 def _torch_buffers(job: Job, layouts: Layouts, last_RC: np.ndarray) -> np.ndarray:
@@ -99,16 +112,18 @@ def _torch_buffers(job: Job, layouts: Layouts, last_RC: np.ndarray) -> np.ndarra
     return buffers_RC + 2 * 4.0 * model.layer_parameters / tensor_C
 
 
-def sharded_bytes(model: Model, *, ranks: int, micro_batch: int, flash: bool = True) -> float:
-    """Peak of a rank under ZeRO-3 or FSDP alone, every layer computed again.
+def sharded_bytes(model: Model, *, ranks: int, micro_batch: int, tensor: int = 1, flash: bool = True) -> float:
+    """Peak of a rank under ZeRO-3 or FSDP without a pipeline, every layer computed again.
 
     16 bytes of each parameter (fp32 weight, gradient and two moments) are divided over the ranks; two layers are whole
-    at a time in bf16, one of them with its gradient. Source: Rajbhandari et al. 2020 (ZeRO), section 5.3.
+    at a time in bf16, one of them with its gradient. With tensor parallelism layers and activations are divided too,
+    and two gathered inputs stay while a layer runs. Source: Rajbhandari et al. 2020 (ZeRO), section 5.3.
     """
     gathered = 3 * VALUE_BYTES * max(model.layer_parameters, model.vocab * model.hidden)
-    kept = model.layers * model.boundary_bytes + model.layer_activation_bytes(flash=flash)
-    logits = model.seq * model.vocab * LOGIT_BYTES
-    return 16.0 * model.parameters / ranks + gathered + micro_batch * (kept + logits)
+    kept = model.layers * model.boundary_bytes + 2 * model.layer_activation_bytes(flash=flash)
+    logits = model.seq * model.vocab * TORCH_LOGIT_BYTES
+    whole = 2 * model.boundary_bytes * (tensor > 1)
+    return 16.0 * model.parameters / ranks + (gathered + micro_batch * (kept + logits)) / tensor + micro_batch * whole
 
 
 def answer(job: Job, layout: Layouts, *, fsdp: bool = False, notes: Sequence[str] = ()) -> Answer:

@@ -75,6 +75,11 @@ class Model:
         )
 
     @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of one layer; 0 for a dense model."""
+        return self.mlp_parameters * self.experts
+
+    @property
     def embedding_parameters(self) -> int:
         """Tokens, and positions where they are learned; on the first stage."""
         return (self.vocab + self.seq * self.gpt) * self.hidden
@@ -123,12 +128,14 @@ class Model:
 
         Counted tensor by tensor in 2-byte values: inputs of both norms and of the first projections (4 h), queries,
         keys and values, the attention's output, the MLP's inner tensors; with dropout two masks of 1 byte. Without
-        flash attention also the score matrices, 5 a s^2. For GPT (ffn = 4 h) that is s h (34 + 5 a s / h).
+        flash attention also the score matrices, 5 a s^2. With experts also each token's copies for its experts, and
+        what they gave before it is weighted and summed (for the router's gradient).
+        For GPT (ffn = 4 h) that is s h (34 + 5 a s / h).
         Source: Korthikanti et al. 2022 (Reducing Activation Recomputation), equation 2.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         inner = (3 if self.gated else 2) * self.ffn * max(1, self.experts_per_token)
-        values = 4 * self.hidden + queries + 2 * keys + queries + inner
+        values = 4 * self.hidden + queries + 2 * keys + queries + inner + 2 * self.experts_per_token * self.hidden
         masks = 2 * self.hidden * self.gpt
         scores = 0.0 if flash else 5.0 * self.heads * self.seq**2
         return float(self.seq * (VALUE_BYTES * values + masks)) + scores

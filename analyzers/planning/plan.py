@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppdiag.analyzers.planning import memory, orders, rules, simulate
-from ppdiag.analyzers.planning.cost import costs, estimate, inside_nodes, work
-from ppdiag.analyzers.planning.layout import PLANNED, Job, Layouts, telling_ranks
-from ppdiag.analyzers.planning.models import VALUE_BYTES
+from ppdiag.analyzers.planning import memory, orders, rules, sharded, simulate
+from ppdiag.analyzers.planning.cost import costs, estimate, inside_nodes, sums_of_a_pass, work
+from ppdiag.analyzers.planning.layout import PLANNED, Job, Layouts, rank_layers, telling_ranks
+from ppdiag.analyzers.planning.sharded import MICRO_BATCHES, Alternative
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,6 @@ MOST_STAGES_IN_ALL = 256
 WARMED_UP = 4
 """A schedule of more than so many times P microbatches repeats itself from then on, P microbatches at a time."""
 MOST_CHUNKS = 8
-MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,7 @@ class Plan:
 
     Attributes:
         tensor, pipeline, data, chunks, micro_batch, microbatches: TP, PP, DP, V, sequences of a microbatch, M.
+        expert: EP, data-parallel ranks over which the experts are spread; 1 without experts.
         schedule: its name in :data:`ppdiag.analyzers.planning.orders.SCHEDULES`.
         recompute, zero1: activation checkpointing of every layer; optimizer state divided over DP.
         layers: of each stage.
@@ -47,10 +47,12 @@ class Plan:
         imbalance_fraction: of the step, lost because stages differ; 0 where they happen to fill it better.
         transfer_fraction: of the step, waits for messages between stages.
         tensor_fraction: of the step, sums over the tensor-parallel ranks (mean of the ranks).
+        expert_fraction: of the step, tokens to their experts and back (mean of the ranks).
         data_fraction: of the step, gradient reduction and weight gathering that no compute hides.
         mfu: model flops over the peak of all GPUs.
         message_bytes: one activation between stages.
-        tensor_bytes, pipeline_bytes, data_bytes: what the first rank sends in a step for each kind of parallelism.
+        tensor_bytes, expert_bytes, pipeline_bytes, data_bytes: what the first rank sends in a step for each kind of
+            parallelism.
         pipeline_in_node: a whole pipeline lies in one node.
     """
 
@@ -61,6 +63,7 @@ class Plan:
     micro_batch: int
     microbatches: int
     schedule: str
+    expert: int
     recompute: bool
     zero1: bool
     layers: tuple[int, ...]
@@ -70,10 +73,12 @@ class Plan:
     imbalance_fraction: float
     transfer_fraction: float
     tensor_fraction: float
+    expert_fraction: float
     data_fraction: float
     mfu: float
     message_bytes: float
     tensor_bytes: float
+    expert_bytes: float
     pipeline_bytes: float
     data_bytes: float
     pipeline_in_node: bool
@@ -81,17 +86,6 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-serialisable data."""
         return {**asdict(self), "layers": list(self.layers), "memory_bytes": list(self.memory_bytes)}
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A way without pipeline parallelism: does it fit, and in what time."""
-
-    name: str
-    fits: bool
-    memory_bytes: float
-    step_s: float | None
-    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +104,7 @@ def search(job: Job, *, schedules: Sequence[str] = ("1f1b", "interleaved"), micr
     feasible = rules.allowed(job, layouts)
     best = _distinct(job, feasible, REPLAYED)
     plans = sorted(evaluate(job, best), key=lambda plan: (plan.step_s, plan.pipeline))
-    return Found(len(layouts), len(feasible), tuple(plans), (_sharded(job), _without_pipeline(job, feasible)))
+    return Found(len(layouts), len(feasible), tuple(plans), (*sharded.ways(job), _tensor_and_data(job, feasible)))
 
 
 def candidates(job: Job, *, schedules: Sequence[str], micro: int | None = None) -> Layouts:
@@ -120,18 +114,20 @@ def candidates(job: Job, *, schedules: Sequence[str], micro: int | None = None) 
     pipelines = [size for size in _divisors(gpus) if size <= min(LONGEST, layers + 2)]
     micros = MICRO_BATCHES if micro is None else (micro,)
     shapes = [(PLANNED.index(name), chunks) for name in schedules for chunks in _chunk_counts(name, layers)]
-    axes = (tensors, pipelines, range(len(shapes)), micros, (False, True), (False, True))
+    spreads = [size for size in _divisors(max(1, job.model.experts)) if gpus % size == 0]
+    axes = (tensors, pipelines, range(len(shapes)), micros, spreads, (False, True), (False, True))
     grids = [grid.ravel() for grid in np.meshgrid(*(np.array(axis) for axis in axes), indexing="ij")]
     short = grids[1] * np.array(shapes)[grids[2], 1] <= MOST_STAGES_IN_ALL
     fits = (gpus % (grids[0] * grids[1]) == 0) & short
-    tensor_C, pipeline_C, shape_C, micro_C, recompute_C, zero1_C = (grid[fits] for grid in grids)
+    tensor_C, pipeline_C, shape_C, micro_C, expert_C, recompute_C, zero1_C = (grid[fits] for grid in grids)
     schedule_C, chunks_C = np.array(shapes).T[:, shape_C]
     data_C = gpus // (tensor_C * pipeline_C)
-    return Layouts(tensor_C, pipeline_C, data_C, chunks_C, micro_C, schedule_C, recompute_C, zero1_C)
+    return Layouts(tensor_C, pipeline_C, data_C, chunks_C, micro_C, schedule_C, expert_C, recompute_C, zero1_C)
 
 
 def wish(**sizes: int | bool | str) -> Layouts:
-    """One layout, from the names of the fields of :class:`Layouts` without their letter."""
+    """One layout, from the names of the fields of :class:`Layouts` without their letter; ``expert`` may be left out."""
+    sizes.setdefault("expert", 1)
     schedule = PLANNED.index(str(sizes.pop("schedule")))
     return Layouts(schedule_C=np.array([schedule]), **{f"{name}_C": np.array([size]) for name, size in sizes.items()})
 
@@ -157,7 +153,7 @@ def _distinct(job: Job, feasible: Layouts, count: int) -> Layouts:
     replayed: dict[tuple[int, ...], int] = {}
     microbatches_C = feasible.microbatches_C(job)
     for c in order.tolist():
-        key = tuple(int(getattr(feasible, name)[c]) for name in feasible.__slots__[:6])
+        key = tuple(int(getattr(feasible, name)[c]) for name in feasible.__slots__[:7])
         if key not in kept:
             shape = (key[1], key[3], key[5], int(microbatches_C[c]))
             replayed[shape] = _replayed_ops(*shape)
@@ -196,6 +192,7 @@ def _evaluate(job: Job, layout: Layouts) -> Plan:
         micro_batch=int(layout.micro_C[0]),
         microbatches=every,
         schedule=name,
+        expert=int(layout.expert_C[0]),
         recompute=bool(layout.recompute_C[0]),
         zero1=bool(layout.zero1_C[0]),
         layers=tuple(counts),
@@ -205,10 +202,12 @@ def _evaluate(job: Job, layout: Layouts) -> Plan:
         imbalance_fraction=max(0.0, uneven - equal) / step,
         transfer_fraction=max(0.0, whole - uneven) / step,
         tensor_fraction=every * float(parts.tensor_RC.mean()) / step,
+        expert_fraction=every * float(parts.expert_RC.mean()) / step,
         data_fraction=data_s / step,
         mfu=job.model.step_flops * job.global_batch / (step * job.cluster.gpus * job.cluster.device.flops_per_s),
         message_bytes=_message_bytes(job, layout),
         pipeline_in_node=bool(inside_nodes(job, layout)[0]),
+        data_bytes=float(parts.data_bytes_RC[0, 0]),
         **_sent(job, layout, every),
     )
 
@@ -263,51 +262,24 @@ def _message_bytes(job: Job, layout: Layouts) -> float:
 
 
 def _sent(job: Job, layout: Layouts, every: int) -> dict[str, float]:
-    """What the first rank sends in a step."""
-    tensor, pipeline, data, chunks = (
-        int(getattr(layout, f"{name}_C")[0]) for name in ("tensor", "pipeline", "data", "chunks")
+    """What the first rank sends in a step for its layers and to its neighbours."""
+    tensor, pipeline, chunks, spread = (
+        int(getattr(layout, f"{name}_C")[0]) for name in ("tensor", "pipeline", "chunks", "expert")
     )
     activation = float(job.model.boundary_bytes * layout.micro_C[0])
-    layers = job.model.layers / pipeline
-    sums = (4 + 2 * bool(layout.recompute_C[0])) * layers * every
+    layers = float(rank_layers(job, layout, np.zeros((1, 1), int))[0, 0])
+    passes = (2 + bool(layout.recompute_C[0])) * layers * every
+    sums = passes * float(sums_of_a_pass(job, layout)[0])
+    copies = activation * job.model.experts_per_token / tensor
     hops = 2 * chunks - 1 if pipeline > 1 else 0
-    parameters = layers * job.model.layer_parameters / tensor
-    reduced = 3 * VALUE_BYTES if layout.zero1_C[0] else 8
     return {
         "tensor_bytes": sums * activation * 2 * (tensor - 1) / tensor,
+        "expert_bytes": passes * 2 * copies * (spread - 1) / spread,
         "pipeline_bytes": hops * every * activation / tensor,
-        "data_bytes": parameters * reduced * (data - 1) / data,
     }
 
 
-def _sharded(job: Job) -> Alternative:
-    """ZeRO-3 or FSDP over all GPUs, every layer computed again, with the largest microbatch that fits."""
-    model, cluster = job.model, job.cluster
-    name = "ZeRO-3 or FSDP alone"
-    share, left_over = divmod(job.global_batch, cluster.gpus)
-    micros = [micro for micro in MICRO_BATCHES if share and share % micro == 0] or [1]
-    sizes = {
-        micro: memory.sharded_bytes(model, ranks=cluster.gpus, micro_batch=micro, flash=job.flash) for micro in micros
-    }
-    fitting = [micro for micro in micros if sizes[micro] <= rules.usable_bytes(job)]
-    micro = max(fitting, default=1)
-    if left_over or not share:
-        words = f"a global batch of {job.global_batch} is no multiple of {cluster.gpus} GPUs"
-        return Alternative(name, fits=False, memory_bytes=sizes[micro], step_s=None, words=words)
-    compute = model.step_flops * 4 / 3 * share / (cluster.device.flops_per_s * job.efficiency)
-    inside = cluster.gpus <= cluster.gpus_per_node
-    bandwidth = cluster.device.nvlink_bytes_per_s if inside else cluster.network_bytes_per_s
-    # For each microbatch bf16 weights are gathered twice, and fp32 gradients reduce-scattered.
-    each = model.parameters * (2 * VALUE_BYTES + 4) * (cluster.gpus - 1) / cluster.gpus / bandwidth
-    traffic = share // micro * each
-    words = f"fits with a micro batch of {micro}" if fitting else "does not fit"
-    words += (
-        "; its traffic hides behind compute" if traffic <= compute else "; its traffic takes longer than its compute"
-    )
-    return Alternative(name, fits=bool(fitting), memory_bytes=sizes[micro], step_s=max(compute, traffic), words=words)
-
-
-def _without_pipeline(job: Job, feasible: Layouts) -> Alternative:
+def _tensor_and_data(job: Job, feasible: Layouts) -> Alternative:
     """The fastest feasible layout with PP = 1."""
     flat = feasible.take(feasible.pipeline_C == 1)
     name = "tensor and data parallelism alone"

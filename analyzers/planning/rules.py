@@ -100,6 +100,18 @@ def _layers_words(job: Job, layouts: Layouts) -> str:
     return f"{layers} layers cannot be divided over {stages}, nor {layers} + 2 with embedding and head as a layer each"
 
 
+def _experts_broken(job: Job, layouts: Layouts) -> np.ndarray:
+    spread_C = layouts.expert_C
+    return (max(1, job.model.experts) % spread_C != 0) | (layouts.data_C % spread_C != 0)
+
+
+def _experts_words(job: Job, layouts: Layouts) -> str:
+    spread, data = _one(layouts.expert_C), _one(layouts.data_C)
+    if not job.model.experts:
+        return f"EP = {spread}, but the model has no experts"
+    return f"EP = {spread} must divide the {job.model.experts} experts of a layer and DP = {data}"
+
+
 def _batch_words(job: Job, layouts: Layouts) -> str:
     micro, data = _one(layouts.micro_C), _one(layouts.data_C)
     return (
@@ -150,6 +162,7 @@ RULES = (
     Rule("width", _width_broken, _width_words),
     Rule("node", lambda job, layouts: job.cluster.gpus_per_node % layouts.tensor_C != 0, _node_words),
     Rule("layers", _layers_broken, _layers_words),
+    Rule("experts", _experts_broken, _experts_words),
     Rule(
         "batch",
         lambda job, layouts: job.global_batch % (layouts.micro_C * layouts.data_C) != 0,

@@ -27,7 +27,7 @@ COUNT = click.IntRange(1, 10**7)
 RATE = NumberRange(1, 1e18)
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "experts", "experts_per_token")
 NEEDED = ("layers", "hidden", "heads", "vocab", "seq")
-WISHES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "v": "chunks", "micro": "micro"}
+WISHES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "v": "chunks", "ep": "expert", "micro": "micro"}
 
 
 @click.command()
@@ -45,17 +45,24 @@ WISHES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "v": "chunks", "micro"
 @click.option("--gpus", type=click.IntRange(1, 10**6), help="GPUs of the job.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, show_default=True, help="GPUs of a node.")
 @click.option("--device", default="h100", show_default=True, help="A known GPU.")
-@click.option("--device-memory", type=size_bytes, help="Its memory, e.g. 80G (10^9 bytes).")
+@click.option("--device-memory", metavar="SIZE", type=size_bytes, help="Its memory, e.g. 80G (10^9 bytes).")
 @click.option("--device-flops", type=RATE, help="Its dense bf16 peak in flop/s.")
-@click.option("--nvlink", type=size_bytes, help="Bytes a second between GPUs of a node, one way.")
+@click.option("--nvlink", metavar="SIZE", type=size_bytes, help="Bytes a second between GPUs of a node, one way.")
 @click.option("--network", default="ndr", show_default=True, help="A known network between nodes.")
-@click.option("--bandwidth", type=size_bytes, help="Its bytes a second, one way, for each GPU.")
+@click.option("--bandwidth", metavar="SIZE", type=size_bytes, help="Its bytes a second, one way, for each GPU.")
 @click.option("--global-batch", type=COUNT, help="Sequences of a step.")
 @click.option("--micro-batch", type=COUNT, help="Sequences of a microbatch (default: 1, 2, 4, 8 and 16 are tried).")
 @click.option("--schedule", "schedules", multiple=True, help="Schedules to plan with (default: 1f1b and interleaved).")
 @click.option("--efficiency", type=NumberRange(0.01, 1), default=0.6, show_default=True,
               help="Share of the peak that kernels reach while they run.")  # fmt: skip
-@click.option("--reserve", type=size_bytes, default="4G", show_default=True, help="Memory that is not for tensors.")
+@click.option(
+    "--reserve",
+    metavar="SIZE",
+    type=size_bytes,
+    default="4G",
+    show_default=True,
+    help="Memory that is not for tensors.",
+)
 @click.option("--no-flash", is_flag=True, help="Attention keeps its score matrices.")
 @click.option("--any-split", is_flag=True, help="Stages may differ by a layer anywhere, as torchtitan allows.")
 @click.option("--try", "wished", metavar="tp=8,pp=4,…", help="One layout: what it costs, or each rule that it breaks.")
@@ -142,10 +149,10 @@ def _model(options: dict[str, Any]) -> Model:
 def _check_model(model: Model) -> None:
     if model.heads % model.kv_heads:
         raise BadShape(f"{model.heads} heads cannot share {model.kv_heads} key/value heads evenly")
-    if model.head_dim < 1 or model.experts_per_token > model.experts:
-        raise BadShape(
-            f"heads of width {model.head_dim}, {model.experts_per_token} of {model.experts} experts: no such model"
-        )
+    if model.head_dim < 1:
+        raise BadShape(f"{model.heads} heads are more than the width of {model.hidden}")
+    if model.experts_per_token > model.experts:
+        raise BadShape(f"a token cannot go through {model.experts_per_token} of {model.experts} experts")
 
 
 def _cluster(options: dict[str, Any]) -> Cluster:
@@ -179,9 +186,9 @@ def _try(job: Job, text: str, *, as_json: bool) -> int:
     Returns:
         The exit code.
     """
-    from ppdiag.analyzers.planning.plan import evaluate  # noqa: PLC0415
+    from ppdiag.analyzers.planning.plan import evaluate, search  # noqa: PLC0415
     from ppdiag.analyzers.planning.rules import broken_rules  # noqa: PLC0415
-    from ppdiag.reports.plan_table import details, table  # noqa: PLC0415
+    from ppdiag.reports.plan_table import compared, details, table  # noqa: PLC0415
 
     layout = _wish(job, text)
     broken = broken_rules(job, layout)
@@ -193,7 +200,9 @@ def _try(job: Job, text: str, *, as_json: bool) -> int:
         click.echo(f"{text} is not possible:")
         click.echo("\n".join(f"  {name}: {words}" for name, words in broken))
     else:
-        click.echo(f"{table(plans)}\n\n{details(plans[0])}")
+        first = search(job).plans
+        place = [compared(plans[0], first[0])] if first else []
+        click.echo("\n\n".join([table(plans), details(plans[0]), *place]))
     return NOTHING_FITS if broken else 0
 
 
@@ -256,7 +265,11 @@ def _text(job: Job, found: Found, top: int) -> str:
     blocks = [head, plan_table.alternatives(found)]
     blocks.append(f"{found.feasible} of {found.candidates} layouts are possible.")
     if found.plans:
-        blocks += [plan_table.table(found.plans[:top]), plan_table.legend(), plan_table.details(found.plans[0])]
+        blocks += [
+            plan_table.table(found.plans[:top]),
+            plan_table.legend(experts=bool(model.experts)),
+            plan_table.details(found.plans[0]),
+        ]
     else:
         blocks.append("Try --try tp=…,pp=… to see which rules a layout breaks.")
     return "\n\n".join(blocks)

@@ -46,6 +46,25 @@ def test_a_wish_that_can_be_is_shown_in_full():
     assert "10, 10, 10, 10, 10, 10, 10, 10" in done.output
 
 
+def test_a_wish_is_set_beside_the_fastest_plan():
+    done = _plan("--model", "llama3-405b", "--gpus", "8192", "--global-batch", "2048",
+                 "--try", "tp=8,pp=16,dp=64,recompute=1")  # fmt: skip
+    words = " ".join(done.output.split())
+    assert "The fastest plan, TP=8" in words
+    assert "(bubble +" in words
+    best = _plan(*SEVENTY, "--try", "tp=4,pp=4,v=5")
+    assert "None of the plans that the search gives is faster" in best.output
+
+
+def test_experts_have_columns_of_their_own():
+    mixtral = _plan("--model", "mixtral-8x7b", "--gpus", "64", "--global-batch", "256").output
+    assert "EP comm" in mixtral
+    assert "EP: data-parallel ranks over which the experts are spread" in " ".join(mixtral.split())
+    dense = _plan(*SEVENTY).output
+    assert " EP" not in dense
+    assert "Context parallelism is not searched" in " ".join(dense.split())
+
+
 def test_a_model_of_ones_own_needs_its_sizes_only():
     sizes = ["--layers", "32", "--hidden", "4096", "--heads", "32", "--vocab", "50000", "--seq", "2048"]
     assert _plan(*sizes, "--gpus", "64", "--global-batch", "256").exit_code == 0
@@ -73,6 +92,10 @@ def test_nothing_that_fits_is_exit_code_3():
         ([*SEVENTY, "--schedule", "naive"], "is no known schedule to plan with"),
         ([*SEVENTY, "--try", "tp=eight"], "cannot read 'tp=eight'"),
         ([*SEVENTY, "--try", "tp=1,pp=512"], "pipelines of up to 128 ranks"),
+        ([*SEVENTY, "--efficiency", "nan"], "'nan' is not a number"),
+        ([*SEVENTY, "--device-flops", "nan"], "'nan' is not a number"),
+        ([*SEVENTY, "--experts", "8", "--experts-per-token", "9"], "cannot go through 9 of 8 experts"),
+        ([*SEVENTY, "--hidden", "8", "--heads", "64", "--kv-heads", "65"], "cannot share 65"),
         ([*SEVENTY, "--kv-heads", "7"], "cannot share 7 key/value heads"),
         ([*SEVENTY, "--device-memory", "0"], "must be above 0"),
         (["--layers", "32", "--gpus", "8", "--global-batch", "8"], "give --model, or also --hidden"),

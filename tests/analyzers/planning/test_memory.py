@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -111,6 +113,34 @@ def test_zero_1_leaves_6_bytes_and_divides_12():
         for zero1 in (False, True)
     ]
     assert states[1] / states[0] == pytest.approx((6 + 12 / 4) / 18)
+
+
+@pytest.mark.parametrize(
+    ("name", "seq", "layout", "published_gib"),
+    # torchtitan, the same page: 70B, FSDP 32 x TP 8, local batch 16 (table 4, 2D without and with AsyncTP), and 8B,
+    # FSDP 8, one sequence of 32768 (table 2); full activation checkpointing
+    [
+        ("llama3-70b", 8192, {"ranks": 256, "micro_batch": 16, "tensor": 8}, 71.9),
+        ("llama3-70b", 8192, {"ranks": 256, "micro_batch": 16, "tensor": 8}, 67.6),
+        ("llama3-8b", 32768, {"ranks": 8, "micro_batch": 1}, 83.9),
+    ],
+)
+def test_fsdp_without_a_pipeline_is_within_15_percent_of_torchtitans_memory(name, seq, layout, published_gib):
+    found = memory.sharded_bytes(replace(MODELS[name], seq=seq), **layout)
+    assert found / GIB == pytest.approx(published_gib, rel=0.15)
+
+
+def test_experts_are_spread_over_data_parallel_ranks_and_their_state_over_what_is_left():
+    # 8 layers of Mixtral 8x7B a rank: 8 experts of 3 x 4096 x 14336, of which each rank has two with EP = 4; ZeRO-1
+    # divides 12 of 18 bytes over the 16 / 4 copies of an expert, and over 16 of all else.
+    cluster = Cluster(64, 8, DEVICES["h100"], NETWORKS["ndr"])
+    job = Job(MODELS["mixtral-8x7b"], cluster, global_batch=64)
+    sizes = {"tensor": 1, "pipeline": 4, "data": 16, "chunks": 1, "micro": 1}
+    layout = wish(**sizes, expert=4, schedule="1f1b", recompute=True, zero1=True)
+    state = memory.peak(job, layout, np.array([[1]])).state_RC[0, 0]
+    experts = 8 * 8 * 3 * 4096 * 14336
+    others = 8 * (2 * 4096 * (4096 + 1024) + 4096 * 8 + 2 * 4096)
+    assert state == pytest.approx(experts / 4 * (6 + 12 / 4) + others * (6 + 12 / 16))
 
 
 def test_zero_3_alone_fits_8b_on_8_gpus_and_not_405b():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,10 @@ from ppdiag.analyzers.planning.models import MODELS, Model, gpt
 
 def _job(model: str, gpus: int, batch: int, *, device: str = "h100", network: str = "ndr") -> Job:
     return Job(MODELS[model], Cluster(gpus, 8, DEVICES[device], NETWORKS[network]), batch)
+
+
+def _with_seq(job: Job, seq: int) -> Job:
+    return replace(job, model=replace(job.model, seq=seq))
 
 
 def _wish(**sizes):
@@ -78,6 +83,58 @@ def test_tp_8_pp_16_dp_256_are_32768_gpus():
 def test_published_layouts_are_among_the_first_plans(job, layout):
     plans = plan.search(job).plans
     assert layout in [(one.tensor, one.pipeline, one.data) for one in plans]
+
+
+@pytest.mark.parametrize(
+    ("job", "layout"),
+    [
+        # NVIDIA NeMo, recipes/llama3_70b.py and Megatron-Bridge for H100 (with a context-parallel size of 2, which is
+        # not searched): TP 4, PP 4, V 5
+        (_job("llama3-70b", 512, 1024), (4, 4, 5, 1)),
+        # NVIDIA NeMo, recipes/mixtral_8x7b.py: 64 GPUs, TP 1, PP 4, V 8, EP 8; with sequences of 4096 (of its 8192, all
+        # activations do not fit here)
+        (_with_seq(_job("mixtral-8x7b", 64, 512), 4096), (1, 4, 8, 8)),
+    ],
+)
+def test_the_layouts_of_nemos_recipes_are_among_the_first_plans(job, layout):
+    plans = plan.search(job).plans
+    assert layout in [(one.tensor, one.pipeline, one.chunks, one.expert) for one in plans]
+
+
+def test_experts_send_their_tokens_over_nvlink_within_a_node_and_over_the_network_beyond():
+    # 32768 tokens of 4096 values of 2 bytes, twice for two experts: 7/8 leave the rank, 2 all-to-alls a pass, 3 passes
+    # of 8 layers (recomputation) and 4 microbatches; the node of 8 holds 4 of the 8 where TP = 2.
+    job = _job("mixtral-8x7b", 64, 64)
+    layout = {"pipeline": 4, "expert": 8, "micro": 4}
+    size = 2 * 32768 * 4096 * 2
+    inside = plan.evaluate(job, _wish(tensor=1, data=16, **layout))[0]
+    assert inside.microbatches == 1
+    assert inside.expert_bytes == 3 * 8 * 2 * size * 7 / 8
+    assert inside.expert_fraction * inside.step_s == pytest.approx(3 * 8 * 2 * size * 7 / 8 / 450e9)
+    beyond = plan.evaluate(job, _wish(tensor=2, data=8, **layout))[0]
+    seconds = 2 * 3 * 8 * 2 * size / 2 * (3 / 8 / 450e9 + 4 / 8 / 50e9)
+    assert beyond.expert_fraction * beyond.step_s == pytest.approx(seconds)
+
+
+def test_experts_that_cannot_be_spread_so_are_refused():
+    assert "experts" in dict(
+        rules.broken_rules(_job("mixtral-8x7b", 64, 64), _wish(tensor=1, pipeline=4, data=16, expert=3))
+    )
+    broken = dict(rules.broken_rules(_job("llama3-8b", 64, 64), _wish(tensor=1, pipeline=4, data=16, expert=2)))
+    assert broken["experts"] == "EP = 2, but the model has no experts"
+
+
+def test_fsdp_with_tensor_parallelism_is_a_way_without_a_pipeline():
+    found = plan.search(_job("llama3-405b", 8192, 2048))
+    by_name = {one.name.split(" TP =")[0]: one for one in found.alternatives}
+    assert by_name["ZeRO-3 or FSDP with"].fits  # as in torchtitan's 2D runs
+    assert not by_name["ZeRO-3 or FSDP alone"].fits  # 2048 sequences for 8192 replicas
+
+
+def test_long_pipelines_are_planned_in_two_seconds():
+    begin = time.process_time()
+    plan.search(_job("llama3-405b", 10080, 40320), schedules=PLANNED)
+    assert time.process_time() - begin < 2
 
 
 def test_llama_3_without_recomputation_misses_its_memory_by_little_and_the_tool_says_so():
