@@ -173,6 +173,7 @@ def volume(  # noqa: PLR0913  (one argument an option)
 @click.option("--model", required=True, help="A model that ppdiag plan knows.")
 @_layout
 @_number("--dp", default=1, kind=SIZE, text="Data-parallel size.")
+@_number("--ep", default=1, kind=SIZE, text="Data-parallel ranks over which the experts are spread.")
 @_number("-V", "--chunks", default=1, kind=SIZE, text="Stages a rank, V.")
 @_number("--micro-batch", default=1, kind=SIZE, text="Sequences of a microbatch.")
 @_number("-M", "--microbatches", kind=SIZE, text="Microbatches of a step, M.")
@@ -206,6 +207,7 @@ def memory(*, model: str, schedule: str | None, fsdp: bool, as_json: bool, **siz
         chunks=sizes["chunks"],
         micro=sizes["micro_batch"],
         schedule=name,
+        expert=sizes["ep"],
         recompute=sizes["recompute"],
         zero1=sizes["zero1"],
     )

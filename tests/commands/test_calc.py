@@ -34,6 +34,7 @@ def test_the_bubble_comes_with_both_ratios_and_the_rule_of_thumb_told_apart():
         ["memory", "--model", "llama3-70b", "--tp", "8", "--pp", "4", "-V", "2", "-M", "16", "--zero1", "--recompute"],
         ["memory", "--model", "llama3-8b", "-M", "1"],
         ["memory", "--model", "llama3-8b", "--pp", "2", "-M", "4"],
+        ["memory", "--model", "mixtral-8x7b", "--pp", "4", "--dp", "16", "--ep", "8", "-M", "16", "--zero1"],
         ["volume", "--layers", "32", "--seq", "4096", "--hidden", "4096", "--tp", "8", "--pp", "8"],
     ],
 )
