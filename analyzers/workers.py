@@ -50,12 +50,12 @@ def workers(graph: Graph, shape: Shape) -> Workers | None:
 
 
 def _slowdowns(graph: Graph, groups: list[np.ndarray]) -> np.ndarray:
-    """For each group of ranks, the step with its own work over the step with all work equal."""
+    """For each group of ranks, the step with its own work over the step with all work equal; 1 where that takes none."""
     equal_NK = equal_work(graph)
     found: list[float] = []
     for at in range(0, len(groups), MOST_WORLDS):
         masks = [np.isin(graph.ranks_R, group).astype(float) for group in groups[at : at + MOST_WORLDS]]
         worlds = [World(), World(equal_NK), *(World(equal_NK, measured_R=mask) for mask in masks)]
         mean_W = replay(graph, worlds).duration_WK.mean(axis=1)
-        found += (mean_W[2:] / mean_W[1]).tolist()
+        found += (mean_W[2:] / mean_W[1]).tolist() if mean_W[1] > 0 else [1.0] * len(masks)
     return np.array(found)

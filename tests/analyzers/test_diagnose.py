@@ -35,9 +35,8 @@ def numbers(diagnosis: Diagnosis) -> list[float]:
     return [*(value for row in rows(diagnosis) for value in (*astuple(row.why), *astuple(row.where))), *imbalance]
 
 
-@given(pipelines())
-def test_both_partitions_are_not_negative_and_sum_to_the_idle_time(pipeline: Pipeline) -> None:
-    diagnosis = diagnose(pipeline.trace())
+def check_sums(diagnosis: Diagnosis) -> None:
+    """No part is negative, and all parts sum to what they are parts of."""
     for row in rows(diagnosis):
         assert min(*astuple(row.why), *astuple(row.where)) >= 0.0
         assert row.why.total == pytest.approx(row.idle_fraction, abs=EXACT)
@@ -46,8 +45,14 @@ def test_both_partitions_are_not_negative_and_sum_to_the_idle_time(pipeline: Pip
     for part in parts:
         assert part.busy_fraction + part.idle_fraction == pytest.approx(1.0, abs=EXACT)
     assert sum(astuple(diagnosis.imbalance)) == pytest.approx(diagnosis.why.imbalance, abs=EXACT)
+    assert sum(astuple(diagnosis.host)) == pytest.approx(diagnosis.why.host, abs=EXACT)
     phases = diagnosis.phases
     assert phases.pipeline_s + phases.tail_s + phases.between_s == pytest.approx(np.mean(diagnosis.step_times_s))
+
+
+@given(pipelines())
+def test_both_partitions_are_not_negative_and_sum_to_the_idle_time(pipeline: Pipeline) -> None:
+    check_sums(diagnose(pipeline.trace()))
 
 
 @given(pipelines())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
+from ppdiag.model import Kind
 from tests.analyzers.factory import MS, Pipeline, ten_and_twenty
 
 FAST = pytest.approx(1.0, abs=0.03)
@@ -59,3 +62,12 @@ def test_one_pipeline_is_a_single_row():
     found = workers(2, replicas=1)
     assert len(found.slowdown) == 1
     assert max(range(4), key=lambda p: found.slowdown[0][p]) == 2
+
+
+def test_where_equal_work_takes_no_time_nobody_is_slow():
+    # ops take no time, and what the ranks wait for is not recorded: the replay has nothing left
+    orders = schedules.order("GPipe", ranks=2, chunks=1, microbatches=2)
+    trace = Pipeline(orders, [0, 1], duration=lambda *_: 0, optimizer=0, transfer=lambda *_: MS, steps=5).trace()
+    found = diagnose(replace(trace, spans=trace.spans[trace.spans["kind"] != Kind.SEND])).workers
+    assert found is not None
+    assert found.slowdown == ((1.0, 1.0),)
