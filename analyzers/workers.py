@@ -50,7 +50,7 @@ def workers(graph: Graph, shape: Shape) -> Workers | None:
 
 
 def _slowdowns(graph: Graph, groups: list[np.ndarray]) -> np.ndarray:
-    """For each group of ranks, the step with its own work over the step with all work equal; 1 where that takes none."""
+    """For each group of ranks, its own work's step over that of all work equal; 1 where that takes no time."""
     equal_NK = equal_work(graph)
     found: list[float] = []
     for at in range(0, len(groups), MOST_WORLDS):
