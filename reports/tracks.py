@@ -178,18 +178,19 @@ def _cut_where_sent(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The slices with each receive cut in two where its sender sent: the wait for the sender, then the transfer.
 
-    An arrow cannot lead to a slice that began before its own beginning: viewers would turn it round.
+    An arrow cannot lead to a slice that began before its own beginning: viewers would turn it round. So a transfer that
+    took no time has a slice too.
     """
     partner = exported.partner[index]
     received = (exported.spans["kind"][index] == Kind.RECV) & (partner >= 0)
     sent_ns = np.where(received, exported.spans["post_ns"][partner], start_ns)
-    cut = received & (start_ns < sent_ns) & (sent_ns < end_ns)
+    cut = received & (start_ns < sent_ns) & (sent_ns <= end_ns)
     begin_ns = np.where(cut, sent_ns, start_ns)
     waits = np.append(np.zeros(len(index), bool), np.ones(int(cut.sum()), bool))
     return (
         np.append(index, index[cut]),
         np.append(begin_ns, start_ns[cut]),
-        np.append(end_ns, sent_ns[cut]),
+        np.append(np.maximum(end_ns, begin_ns + LEAST_NS), sent_ns[cut]),
         waits,
     )
 

@@ -41,6 +41,14 @@ def test_a_send_that_is_waited_for_late_is_drawn_until_it_has_arrived():
     assert (0, "sends", "send to rank 1", 10, 13) in drawn(exported)
 
 
+def test_a_transfer_that_took_no_time_has_a_slice_for_the_arrow_to_end_at():
+    exported = make_export()
+    exported.spans["end_ns"][exported.spans["kind"] == Kind.RECV] = 10 * MS
+    found = drawn(exported)
+    assert (1, "receives", "wait for rank 0", 1, 10) in found
+    assert (1, "receives", "receive from rank 0", 10, 10 + 1 / MS) in found
+
+
 def test_a_process_is_called_by_rank_stage_and_host_and_nothing_in_it_can_steer_a_terminal():
     names = [name for _, name, _ in ranks_of(make_export())]
     assert names == [f"rank {rank} stage {rank} on node \\x1b[31m</script>é" for rank in (0, 1)]
