@@ -146,6 +146,8 @@ def _op_times(spans: np.ndarray) -> tuple[float, float, float]:
 def warnings(trace: Trace, steps: Steps) -> tuple[str, ...]:
     """What the reader should know about the record, ranks that did not end well included."""
     found = [*trace.warnings, *steps.warnings]
+    if len(steps.kept) == 1:
+        found.append("one step was analysed: how much steps vary is not known")
     silent = sorted(set(trace.ranks) - set(steps.ranks.tolist()))
     if silent:
         found.append(f"ranks without pipeline work: {', '.join(map(str, silent[:8]))}{', ...' if silent[8:] else ''}")

@@ -7,7 +7,8 @@ at a step's end, where nothing is left to compute beside it. The pipeline's own 
 the ranks anew for them can put the collectives onto slower links.
 
 What to try: Let the reduction overlap with the backwards of the last microbatches, in larger buckets or smaller types;
-more microbatches a step, so that it comes less often.
+more microbatches a step, so that it comes less often. Collectives inside the ops are tensor parallelism's: less of it,
+or inside one machine.
 
 Source: Megatron-LM's, DeepSpeed's and PyTorch's manuals on --overlap-grad-reduce, overlap_comm and DDP's buckets;
 NVIDIA/Megatron-LM#1468, NVIDIA/Megatron-LM#636.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ppdiag.analyzers.program import COMPUTE
 from ppdiag.analyzers.replay import World
 from ppdiag.analyzers.symptoms import in_words_of, is_verdict, severity
 from ppdiag.diagnosis import Advice, Cause, Symptom, percent
@@ -36,6 +38,12 @@ HOW = in_words_of(
     deepspeed="overlap_comm: true and a larger reduce_bucket_size in DeepSpeed's configuration",
     other="a reduction that starts with the last microbatch's backward, layer by layer",
 )
+MOSTLY = 0.5
+INSIDE = "Keep tensor parallelism inside a machine, or take less of it and a longer pipeline"
+HOW_INSIDE = (
+    "collectives inside forwards and backwards are tensor or context parallelism's: TP no larger than the GPUs that "
+    "NVLink joins; ppdiag plan compares layouts"
+)
 MEASURE_AFTER = "collective wait of the stage table, and the tail of the step"
 
 
@@ -44,9 +52,10 @@ def find(evidence: Evidence) -> Symptom | None:
     if not is_verdict(evidence, Cause.COMMUNICATION) or not are_collectives(evidence):
         return None
     gain = evidence.gain(lambda graph: free(graph, collectives=True))
+    inside = _share_inside_ops(evidence)
     advice = Advice(
-        action="Let collectives overlap with the backwards",
-        how=evidence.says(HOW),
+        action=INSIDE if inside > MOSTLY else "Let collectives overlap with the backwards",
+        how=HOW_INSIDE if inside > MOSTLY else evidence.says(HOW),
         gain_fraction=gain.fraction,
         source="replay of the run with free collectives: an upper bound",
         measure_after=MEASURE_AFTER,
@@ -58,6 +67,7 @@ def find(evidence: Evidence) -> Symptom | None:
             f"ranks stand in collectives for {percent(evidence.diagnosis.where.collective)} of the step, most of it in "
             f"{_largest_group(evidence)}; the tail takes {phases.tail_s * 1e3:.1f} ms"
         ),
+        f"{percent(inside)} of the collectives' time lies inside forwards and backwards",
     )
     return Symptom("slow-collectives", "Collectives hold the step up", severity(share), numbers, (advice,))
 
@@ -73,6 +83,22 @@ def free(graph: Graph, *, collectives: bool) -> World:
     """Free collectives, or free messages."""
     of_group = np.array([link.dst is None for link in graph.links], bool)
     return World(transfer_L=np.where(of_group == collectives, 0.0, 1.0))
+
+
+def _share_inside_ops(evidence: Evidence) -> float:
+    """Share of the collectives' time for which ranks wait inside an op: between two parts of one forward, say."""
+    inside_s = total_s = 0.0
+    for graph in evidence.analysis.graphs:
+        of_group = np.array([link.dst is None for link in graph.links], bool)
+        edges = np.flatnonzero((graph.link_E >= 0) & of_group[graph.link_E])
+        waits = graph.joins_J[graph.dst_E[edges]]
+        took_E = np.maximum(graph.transfer_EK[edges], 0.0).sum(axis=1)
+        compute = np.flatnonzero(graph.what_N == COMPUTE)
+        after = np.minimum(np.searchsorted(compute, waits), len(compute) - 1)
+        ops = graph.span_NK[compute, 0]
+        inside_s += float(took_E[(after > 0) & (ops[after] == ops[after - 1])].sum())
+        total_s += float(took_E.sum())
+    return inside_s / total_s if total_s > 0 else 0.0
 
 
 def _largest_group(evidence: Evidence) -> str:

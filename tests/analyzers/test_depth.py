@@ -20,8 +20,11 @@ STAGE = {0: 0, 1: 0, 2: 1, 3: 1}
 """Ranks 0 and 1 share stage 0, ranks 2 and 3 share stage 1."""
 
 
-def tensor_parallel(slow: int):
-    """One microbatch; the two ranks of a stage meet in the middle of each forward, rank ``slow`` 4 ms late."""
+def tensor_parallel(slow: int, collective: int = 0):
+    """One microbatch; the two ranks of a stage meet in the middle of each forward, rank ``slow`` 4 ms late.
+
+    The collective itself takes ``collective`` ms.
+    """
 
     def program(rank):
         stage = STAGE[rank]
@@ -42,7 +45,8 @@ def tensor_parallel(slow: int):
                 yield Post((step, "back"), Kind.SEND, peer=rank - 2, stage=1, microbatch=0, tag=1, group=2)
             yield Compute(Kind.OPTIMIZER, 1 * MS)
 
-    return as_one_forward(simulate({r: list(program(r)) for r in STAGE}, groups=[(0, 1), (2, 3), (0, 1, 2, 3)]))
+    programs = {rank: list(program(rank)) for rank in STAGE}
+    return as_one_forward(simulate(programs, groups=[(0, 1), (2, 3), (0, 1, 2, 3)], collective=collective * MS))
 
 
 def as_one_forward(trace):

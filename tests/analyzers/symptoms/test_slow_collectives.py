@@ -4,6 +4,7 @@ import pytest
 
 from tests.analyzers.factory import MS
 from tests.analyzers.symptoms.cases import MEGATRON, found
+from tests.analyzers.test_depth import tensor_parallel
 from tests.analyzers.test_hand_calculations import pipeline
 
 
@@ -14,7 +15,15 @@ def test_a_slow_reduction_of_gradients_is_not_met_by_laying_out_the_pipeline_ane
     symptom = symptoms["slow-collectives"]
     assert symptom.evidence[0].endswith("without collectives it would be 68.7 % shorter")  # 200 / 291
     assert symptom.advice[0].gain_fraction == pytest.approx(200 / 291)
+    assert symptom.evidence[2] == "0.0 % of the collectives' time lies inside forwards and backwards"
     assert "--overlap-grad-reduce" in symptom.advice[0].how
+
+
+def test_collectives_inside_the_ops_are_tensor_parallelisms() -> None:
+    # two collectives of 30 ms on the way of the one microbatch, in the middle of each stage's forward
+    symptom = found(tensor_parallel(slow=-1, collective=30))["slow-collectives"]
+    assert symptom.evidence[2] == "100.0 % of the collectives' time lies inside forwards and backwards"
+    assert "tensor parallelism" in symptom.advice[0].action
 
 
 def test_slow_messages_and_short_collectives_are_not_meant() -> None:
