@@ -10,8 +10,9 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from ppdiag.analyzers.sources.sorting import some
 from ppdiag.analyzers.validation import plausible
-from ppdiag.errors import BadRecord
+from ppdiag.errors import BadRecord, NotARun
 from ppdiag.portable import PERFETTO_FIELD, PERFETTO_MAGIC, trace_of
 from ppdiag.trace import SPAN_DTYPE, sorted_spans
 
@@ -55,10 +56,11 @@ class Exported:
         """The trace that was exported.
 
         Raises:
-            BadRecord: the record in it cannot be read, or there is more than one file.
+            BadRecord: the record in it cannot be read.
+            NotARun: there is more than one file.
         """
         if len(paths) > 1:
-            raise BadRecord(f"{paths[1]}: an export holds a whole job; name one at a time")
+            raise NotARun(f"{some(paths)}: each is the export of a whole job; name one of them")
         path = paths[0]
         if progress is not None:
             progress("reading the export", 0, 1)

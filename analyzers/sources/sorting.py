@@ -22,6 +22,8 @@ LISTED = 4
 HEAD_BYTES = 1 << 16
 HANGS = ("flight_recorder", "nccl_inspector")
 """Sources that hold no steps: read only where there is nothing else."""
+OWN_ANSWER = b'"schema": "ppdiag.'
+"""In the JSON of our own reports."""
 WHOLE = "run_directory"
 """Its recordings are directories, which are not taken apart."""
 
@@ -69,8 +71,15 @@ def sort_out(paths: Sequence[Path], sources: Mapping[str, Source]) -> Chosen:
 
 
 def expand(path: Path) -> list[Path]:
-    """The paths that a pattern matches; a path that exists is itself."""
+    """The paths that a pattern matches; a path that exists is itself.
+
+    Raises:
+        PathNotFound: there is nothing of that name.
+        NotARun: it is a pipe or a device, which cannot be read twice, or for ever.
+    """
     if path.exists():
+        if not (path.is_file() or path.is_dir()):
+            raise NotARun(f"{path}: neither a file nor a directory; name a file that the recording was written to")
         return [path]
     if not glob.has_magic(str(path)):
         raise PathNotFound(f"{path}: no such file or directory")
@@ -112,16 +121,29 @@ def _looked_at(paths: Sequence[Path], sources: Mapping[str, Source]) -> str:
         return f", but it holds {len(runs)} run{'s' if len(runs) > 1 else ''}: name one of {some(runs)}"
     if all(path.is_dir() and not any(path.iterdir()) for path in paths):
         return ": the directory is empty" if len(paths) == 1 else ": the directories are empty"
-    if any(_is_nccl_log(path) for path in leaves(paths, sources)):
-        return "; NCCL's logs are read by ppdiag nccl"
+    known = (_what_it_is(path, sources) for path in leaves(paths, sources))
+    if words := next(filter(None, known), ""):
+        return words
     if inside:
         return "; directories in it are not searched, name them"
     return ""
 
 
-def _is_nccl_log(path: Path) -> bool:
+def _what_it_is(path: Path, sources: Mapping[str, Source]) -> str:
+    """What a file is that is no recording and yet known."""
+    if _begins_with(path, b" NCCL INFO "):
+        return "; NCCL's logs are read by ppdiag nccl"
+    if _begins_with(path, OWN_ANSWER):
+        return ": it is an answer of ppdiag; name the recording that it is of"
+    if WHOLE in sources and sources[WHOLE].recognises(path.parent):
+        return f": it is a part of a run; name {path.parent}"
+    return ""
+
+
+def _begins_with(path: Path, words: bytes) -> bool:
+    """Whether the words are in the first part of a file."""
     with path.open("rb") as stream:
-        return b" NCCL INFO " in stream.read(HEAD_BYTES)
+        return words in stream.read(HEAD_BYTES)
 
 
 def some(paths: Sequence[Path]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -111,6 +112,24 @@ def test_nothing_known_is_one_short_line_that_says_where_the_formats_are_listed(
 def test_a_log_of_nccl_is_sent_to_its_command():
     with pytest.raises(NotARun, match="NCCL's logs are read by ppdiag nccl"):
         read_recording([DATA / "nccl" / "single_node_roce_unused.log"])
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotARun, match="neither a file nor a directory"):
+        read_recording([tmp_path / "pipe"])
+
+
+def test_a_part_of_a_run_names_the_run(tmp_path):
+    write_run(tmp_path, small())
+    with pytest.raises(NotARun, match=rf"it is a part of a run; name {tmp_path}$"):
+        read_recording([tmp_path / "rank00000-0.spans"])
+
+
+def test_an_answer_of_ours_is_known_to_be_one(tmp_path):
+    (tmp_path / "found.json").write_text('{\n  "schema": "ppdiag.diagnosis/1",\n  "source": "run"\n}\n')
+    with pytest.raises(NotARun, match="it is an answer of ppdiag; name the recording that it is of"):
+        read_recording([tmp_path / "found.json"])
 
 
 def test_an_empty_directory_is_said_to_be_empty(tmp_path):
