@@ -15,6 +15,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.hooks import groups, guard
+from ppdiag.hooks.collectives import COLLECTIVES, Marks, describe
 from ppdiag.hooks.device import HostSpan
 from ppdiag.hooks.patching import Patches
 from ppdiag.hooks.recorder import RECORDER, Tail, ThreadState, known_thread, thread_state, with_flag
@@ -24,34 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ppdiag.hooks.groups import Channel, Group
-    from ppdiag.hooks.instruments import Instruments
 
 PROBE = "process_group"
-COLLECTIVES = {
-    "allreduce": Collective.ALL_REDUCE,
-    "allreduce_coalesced": Collective.ALL_REDUCE,
-    "allgather": Collective.ALL_GATHER,
-    "allgather_coalesced": Collective.ALL_GATHER,
-    "allgather_into_tensor_coalesced": Collective.ALL_GATHER,
-    "_allgather_base": Collective.ALL_GATHER,
-    "all_gather_single": Collective.ALL_GATHER,
-    "all_gather_single_coalesced": Collective.ALL_GATHER,
-    "reduce_scatter": Collective.REDUCE_SCATTER,
-    "reduce_scatter_tensor_coalesced": Collective.REDUCE_SCATTER,
-    "_reduce_scatter_base": Collective.REDUCE_SCATTER,
-    "reduce_scatter_single": Collective.REDUCE_SCATTER,
-    "reduce_scatter_single_coalesced": Collective.REDUCE_SCATTER,
-    "alltoall": Collective.ALL_TO_ALL,
-    "alltoall_base": Collective.ALL_TO_ALL,
-    "all_to_all_single": Collective.ALL_TO_ALL,
-    "broadcast": Collective.BROADCAST,
-    "reduce": Collective.REDUCE,
-    "gather": Collective.GATHER,
-    "scatter": Collective.SCATTER,
-    "barrier": Collective.BARRIER,
-    "monitored_barrier": Collective.BARRIER,
-}
-"""Names over all versions from 2.6 to 2.14; those that exist are patched."""
 labels: dict[int, tuple[int, int, int, int, int]] = {}
 """``id`` of a tensor about to be sent or received -> (microbatch, stage, chunk, payload, flags), put in by adapters."""
 before_post: list[Callable[[int, Any, int], None]] = []
@@ -64,7 +39,7 @@ _pending: dict[Any, tuple[Tail, ...]] = {}
 """Work -> what it carries. Works are told apart by identity."""
 _any_source: dict[int, Group] = {}
 """``id`` of the (pending) Work of a receive from anyone -> its group: the sender is known after the wait."""
-_SEND, _RECV, _COLLECTIVE = int(Kind.SEND), int(Kind.RECV), int(Kind.COLLECTIVE)
+_SEND, _RECV = int(Kind.SEND), int(Kind.RECV)
 _NO_LABEL = (NONE, NONE, NONE, int(Payload.UNKNOWN), 0)
 
 
@@ -162,24 +137,7 @@ def _label(kind: int, tensor: Any, peer: int, state: ThreadState) -> tuple[int, 
     return state.message or _NO_LABEL
 
 
-def _describe_collective(group: Group, op: Collective, args: tuple[Any, ...]) -> Tail:
-    recorder, state = RECORDER, thread_state()
-    size_bytes = _size_bytes(args[1]) if len(args) > 1 else 0
-    roots = [arg.rootRank for arg in args[2:] if hasattr(arg, "rootRank")]
-    root = group.global_rank(roots[0]) if roots else NONE
-    seq, index, thread = next(group.collectives), group.index, state.number
-    where = (root, 0, NONE, NONE, NONE, index, thread)
-    return (perf_counter_ns(), size_bytes, recorder.step, seq, *where, state.flags, _COLLECTIVE, op)
-
-
-def _size_bytes(tensors: Any) -> int:
-    """Bytes of the first argument of a collective: the output where it has one of its own, else the buffer."""
-    if isinstance(tensors, (list, tuple)):
-        return sum(map(_size_bytes, tensors))
-    return int(getattr(tensors, "nbytes", 0))
-
-
-def _after_post(work: Any, tail: Tail, marks: _Marks | None = None) -> None:
+def _after_post(work: Any, tail: Tail, marks: Marks | None = None) -> None:
     """A post has returned to us, and must return to the job. Never raises."""
     RECORDER.inside = None
     try:
@@ -188,7 +146,7 @@ def _after_post(work: Any, tail: Tail, marks: _Marks | None = None) -> None:
         guard.failed(PROBE, error)
 
 
-def _posted(work: Any, tail: Tail, marks: _Marks | None) -> None:
+def _posted(work: Any, tail: Tail, marks: Marks | None) -> None:
     """The end of a posted op is the wait for its Work, or the batch's Work, or now."""
     batch = thread_state().batch
     if work is None and batch is None:
@@ -202,7 +160,7 @@ def _posted(work: Any, tail: Tail, marks: _Marks | None) -> None:
         _pending[work] = (tail,)
 
 
-def _ended(tail: Tail, flag: Flag, marks: _Marks | None = None) -> None:
+def _ended(tail: Tail, flag: Flag, marks: Marks | None = None) -> None:
     """The post itself was the whole op: it blocked until the end, or it raised. Never raises itself."""
     RECORDER.inside = None
     try:
@@ -213,31 +171,6 @@ def _ended(tail: Tail, flag: Flag, marks: _Marks | None = None) -> None:
             RECORDER.append((tail[0], end_ns, tail))
     except Exception as error:
         guard.failed(PROBE, error)
-
-
-class _Marks:
-    """The device's moments around a post, which is the whole op where no Work comes of it."""
-
-    __slots__ = ("_begin", "_end", "_instruments", "_tail")
-
-    def __init__(self, instruments: Instruments, tail: Tail) -> None:
-        self._instruments = instruments
-        self._tail = tail
-        self._begin = instruments.begin(tail)
-        self._end: Any = None
-
-    def leave(self) -> None:
-        """The post has returned, or raised."""
-        self._end = self._instruments.leave(self._tail)
-
-    def drop(self) -> None:
-        """The op does not end here."""
-        self._instruments.drop(self._begin)
-        self._instruments.drop(self._end)
-
-    def keep(self, span: HostSpan) -> None:
-        """Record the op."""
-        self._instruments.keep(self._begin, self._end, span)
 
 
 def _message_arguments(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
@@ -343,8 +276,8 @@ def _collective(original: Any, op: Collective) -> Any:
         try:
             group = groups.find(args[0])
             if group.size > 1:
-                described = _describe_collective(group, op, args)
-                marks = None if RECORDER.instruments is None else _Marks(RECORDER.instruments, described)
+                described = describe(group, op, args)
+                marks = None if RECORDER.instruments is None else Marks(RECORDER.instruments, described)
                 tail = described
                 RECORDER.inside_start_ns, RECORDER.inside = tail[0], tail
         except Exception as error:
@@ -369,7 +302,10 @@ def _collective(original: Any, op: Collective) -> Any:
 def _start_coalescing(original: Any) -> Any:
     def start_coalescing(*args: Any, **named: Any) -> Any:
         result = original(*args, **named)
-        thread_state().batch = []
+        try:
+            thread_state().batch = []
+        except Exception as error:
+            guard.failed(PROBE, error)
         return result
 
     return start_coalescing
@@ -377,18 +313,30 @@ def _start_coalescing(original: Any) -> Any:
 
 def _end_coalescing(original: Any) -> Any:
     def end_coalescing(*args: Any, **named: Any) -> Any:
-        state = thread_state()
-        tails, state.batch = state.batch, None
+        tails = None
+        try:
+            state = thread_state()
+            tails, state.batch = state.batch, None
+        except Exception as error:
+            guard.failed(PROBE, error)
         work = original(*args, **named)
         if tails and RECORDER.active:
-            if work is None:
-                for tail in tails:
-                    _ended(tail, Flag.SYNCHRONOUS)
-            else:
-                _pending[work] = tuple(tails)
+            _batch_posted(work, tails)
         return work
 
     return end_coalescing
+
+
+def _batch_posted(work: Any, tails: list[Tail]) -> None:
+    """The ops of a batch end with its Work, or with the call where there is none. Never raises."""
+    try:
+        if work is None:
+            for tail in tails:
+                _ended(tail, Flag.SYNCHRONOUS)
+        else:
+            _pending[work] = tuple(tails)
+    except Exception as error:
+        guard.failed(PROBE, error)
 
 
 def _wait(original: Any) -> Any:  # noqa: C901  (as in _message)

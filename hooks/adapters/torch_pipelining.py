@@ -149,7 +149,7 @@ def _bracket(original: Any, kind: Kind) -> Any:
 
     def bracket(self: Any, microbatch: int, first: Any, second: Any, third: Any) -> Any:
         # schedule.eval calls the backward too, which returns at once
-        if not (recorder.active or recorder.start()) or not (is_forward or self.has_backward):
+        if not (recorder.active or recorder.start()) or not (is_forward or getattr(self, "has_backward", True)):
             return original(self, microbatch, first, second, third)
         state = known_thread() or thread_state()
         try:

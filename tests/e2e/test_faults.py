@@ -7,6 +7,7 @@ one process that has imported torch; those of the sample are started like any jo
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -37,18 +38,21 @@ SMALL_DISK_BYTES = 48 << 10
 
 HOOK_POINTS = {
     "torch": (
-        "adapters.torch_pipelining:_describe",
+        "adapters.torch_pipelining:_say_mesh",
         "adapters.torch_pipelining:_begin_step",
         "adapters.torch_pipelining:_say_facts",
         "adapters.torch_pipelining:_release",
-        "process_group:_describe",
-        "process_group:_describe_collective",
+        "process_group:_channel",
+        "process_group:_label",
+        "collectives:describe",
         "process_group:_posted",
         "process_group:write_abandoned",
         "groups:find",
         "groups:_members",
-        "optimizer:_tail",
         "optimizer:_ended",
+        "recorder:Recorder.optimizer_begins",
+        "recorder:Recorder.optimizer_ended",
+        "recorder:Recorder.pipeline_ended",
         "recorder:compute_tail",
         "recorder:_header",
         "recorder:Recorder.begin_step",
@@ -79,7 +83,8 @@ HOOK_POINTS = {
         "modules:Inference.close",
         "modules:install_module_calls",
         "modules:_in_backward",
-        "process_group:_describe",
+        "process_group:_channel",
+        "process_group:_label",
         "recorder:compute_tail",
         "recorder:Recorder.begin_step",
     ),
@@ -248,6 +253,14 @@ def check(case: Case, seed: int, folder: Path, references: Path, start: Start = 
     said = [line for line in errors.splitlines() if line.startswith("ppdiag: ")]
     assert len(said) <= 6 * RANKS, errors[-4000:]
     return errors
+
+
+@pytest.mark.parametrize("point", sorted({point for points in HOOK_POINTS.values() for point in points}))
+def test_what_is_made_to_raise_is_there(point: str) -> None:
+    module, _, names = point.partition(":")
+    found = importlib.import_module(f"ppdiag.hooks.{module}")
+    for name in names.split("."):
+        found = getattr(found, name)
 
 
 @pytest.mark.parametrize(("case", "seed"), SAMPLE)

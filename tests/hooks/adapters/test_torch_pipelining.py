@@ -136,3 +136,25 @@ def test_the_tensors_of_an_operation_are_labelled(*, by_name: bool) -> None:
     operations = get_ops(Stage(), fwd_chunk_id=tensor) if by_name else get_ops(Stage(), tensor)
     assert [operation.tensor for operation in operations] == [tensor]
     assert process_group.labels == {id(tensor): (7, 2, 1, int(Payload.ACTIVATION), 0)}
+
+
+class StageOfAnotherVersion(Stage):
+    """As after an upgrade that has renamed what the adapter reads."""
+
+    @property
+    def has_backward(self) -> bool:  # type: ignore[override]
+        raise AttributeError("has_backward")
+
+    @property
+    def stage_index(self) -> int:  # type: ignore[override]
+        raise AttributeError("stage_index")
+
+
+@pytest.mark.parametrize(("wrapper", "args"), [(FORWARD, (5, "x")), (BACKWARD, (5,)), (WEIGHT, (5,))])
+def test_an_attribute_that_an_upgrade_took_away_costs_the_job_nothing(wrapper: Any, args: tuple[Any, ...]) -> None:
+    guard.reset()
+    returned = wrapper(StageOfAnotherVersion(), *args)
+    assert returned[0] == 5
+    assert RECORDER.spans == []
+    assert guard.has_failed(torch_pipelining.PROBE)
+    guard.reset()
