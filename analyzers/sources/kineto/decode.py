@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 _BEGIN = rb'"ph": "X",\s+"cat": "'
 WANTED = {
     "device": re.compile(
-        _BEGIN + rb'(?:kernel|gpu_|user_ann|cpu_op",\s+"name": "(?:record_param_comms|c10d::)|Kernel|Mem)'
+        _BEGIN + rb'(?:kernel|gpu_|user_ann|cpu_op",\s+"name": "(?:record_param_comms|c10d::)|Kernel|Mem'
+        rb'|(?:cuda|hip)_(?:runtime|driver)",\s+"name": "\w*Synchronize")'
     ),
     "cpu": re.compile(rb'"ph": "(?:X",\s+"cat": "(?:user_ann|cpu_op|Operator)|s",)'),
     "launches": re.compile(

@@ -40,6 +40,8 @@ class Category(IntEnum):
     """The host's call that launched a kernel."""
     FORWARD_MARK = 8
     """A moment of the host: a forward op begins here whose backward is in the trace too."""
+    SYNCHRONISING = 9
+    """The host's call that returns when its device, or one stream or event of it, is done."""
 
 
 CATEGORIES = {
@@ -210,6 +212,8 @@ def _keep(events: Iterable[Any], kept: _Kept) -> None:
             known = names[name] = len(names)
         if category is Category.CPU_OP and (name == "record_param_comms" or name.startswith("c10d::")):
             category = Category.COMMUNICATION_OP
+        if category is Category.LAUNCH and name.endswith("Synchronize"):
+            category = Category.SYNCHRONISING
         if category not in categories:
             continue
         try:

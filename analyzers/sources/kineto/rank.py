@@ -30,7 +30,7 @@ from ppdiag.analyzers.sources.kineto.host_ops import inferred_ops, labelled_ops,
 from ppdiag.analyzers.sources.kineto.merged import Part, events_of, parts_of
 from ppdiag.analyzers.sources.kineto.sums import Sums, sums_of
 from ppdiag.errors import BadRecord
-from ppdiag.model import NONE, PIPELINE_KINDS, Flag, Kind
+from ppdiag.model import NONE, PIPELINE_KINDS, Flag, HostCause, Kind
 from ppdiag.trace import SPAN_DTYPE
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _INFERRED, _DEVICE, _NEVER_WAITED = int(Flag.INFERRED), int(Flag.DEVICE), int(Flag.NEVER_WAITED)
+SHORTEST_CALL_NS = 100_000
+"""A synchronising call of less is none to speak of; the recorder of ppdiag draws the same line."""
 _HOST_IN_NAME = re.compile(r"(.{1,200})_(\d{1,10})\.\d{10,20}\.pt\.trace\.json(?:\.gz)?")
 """How torch.profiler.tensorboard_trace_handler names a file: host, process, time."""
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -103,7 +105,7 @@ def _read_part(path: Path, part: Part, events: Events, launches: Callable[[], Ev
     name = f"{path.name} ({part.name})" if part.name else path.name
     record = RankRecord(name, rank, np.zeros(0, SPAN_DTYPE), [], sums_of(events), _facts(path, part, events), warnings)
     if any(op.label.kind in PIPELINE_KINDS for op in ops):
-        _number_and_place(record, ops, messages, _marks(events, ops))
+        _number_and_place(record, ops, messages, _marks(events, ops), _synchronising_calls(events))
     return record
 
 
@@ -229,13 +231,23 @@ def _when(op: Op, *, on_host: bool) -> int:
     return op.launch_ns if on_host and op.launch_ns is not None else op.start_ns
 
 
-def _number_and_place(record: RankRecord, ops: Sequence[Op], messages: Sequence[Message], marks: _Marks) -> None:
+def _synchronising_calls(events: Events) -> np.ndarray:
+    """Begin and end of the calls in which the host waited for its device, but for short ones (n x 2)."""
+    calls = events.of(Category.SYNCHRONISING)
+    times = np.stack([events.start_ns[calls], events.end_ns[calls]], axis=1)
+    return times[times[:, 1] - times[:, 0] >= SHORTEST_CALL_NS]
+
+
+def _number_and_place(
+    record: RankRecord, ops: Sequence[Op], messages: Sequence[Message], marks: _Marks, calls: np.ndarray
+) -> None:
     """Fills the record's spans."""
     steps = _Steps(marks, ops)
     chunks = {stage: chunk for chunk, stage in enumerate(sorted({op.label.stage for op in ops} - {NONE}))}
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     rows = [_op_row(op, steps, chunks) for op in ops]
     rows += [_message_row(message, steps, chunks, groups, record) for message in messages]
+    rows += [_call_row(start_ns, end_ns, steps) for start_ns, end_ns in calls.tolist()]
     spans = np.zeros(len(rows), SPAN_DTYPE)
     for name in SPAN_DTYPE.names or ():
         spans[name] = [row.get(name, 0) for row in rows]
@@ -284,6 +296,13 @@ def _op_row(op: Op, steps: _Steps, chunks: dict[int, int]) -> dict[str, int]:
         "post_ns": op.start_ns,
         "launch_ns": op.start_ns if op.launch_ns is None else min(op.launch_ns, op.start_ns),
     }
+
+
+def _call_row(start_ns: int, end_ns: int, steps: _Steps) -> dict[str, int]:
+    unknown = dict.fromkeys(("stage", "chunk", "microbatch", "peer", "group"), NONE)
+    times = {"start_ns": start_ns, "end_ns": end_ns, "post_ns": start_ns, "launch_ns": start_ns}
+    step = steps.of_message(Kind.HOST, start_ns)
+    return {"kind": Kind.HOST, "op": HostCause.SYNCHRONISING, "step": step, **unknown, **times}
 
 
 def _message_row(
