@@ -136,6 +136,9 @@ def _read_rank(rank: int, path: Path) -> _Rank:
     if lost:
         found.warnings.append(f"{path.name}: {lost} bytes of torn or damaged records were left out")
     _read_words(path.with_suffix(".jsonl"), found)
+    if not found.groups and (found.spans["group"] >= 0).any():
+        name = path.with_suffix(".jsonl").name  # empty where the disk was full when the rank began
+        found.warnings.append(f"{name}: names no group of rank {rank}, so that its messages have no other end")
     found.layers = facts_of(found.spans, layers, found.layer_names.names) if len(layers) else []
     if found.layer_names.names and not found.layers:
         found.warnings.append(

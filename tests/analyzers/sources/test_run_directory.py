@@ -459,3 +459,11 @@ def test_layers_of_which_no_call_was_seen_are_spoken_of(tmp_path: Path) -> None:
     with_layers(tmp_path, called=False)
     (warning,) = read_trace([tmp_path]).warnings
     assert "rank 0: no call of its layers was seen" in warning
+
+
+def test_a_rank_whose_words_are_lost_is_named(tmp_path):
+    write_run(tmp_path, small())
+    (tmp_path / "rank00001-0.jsonl").write_bytes(b"")
+    found = read_trace([tmp_path])
+    assert "rank00001-0.jsonl: names no group of rank 1, so that its messages have no other end" in found.warnings
+    assert not any("rank00000-0.jsonl: names no group" in warning for warning in found.warnings)
