@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ppdiag.reports.schedule_drawing import Picture
 
 SCHEMA = "ppdiag.schedule/1"
-MOST_OPS = 2_000_000
-"""A schedule of more ops than this would take minutes and gigabytes."""
+MOST_OPS = 300_000
+"""A schedule of more ops than this would take a minute to draw."""
 COUNT = click.IntRange(1, 100_000)
 RANKS = click.IntRange(1, 1024)
 TIME = NumberRange(0, 1e9)
