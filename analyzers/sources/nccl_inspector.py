@@ -1,10 +1,11 @@
-"""Reads what NCCL's Inspector writes: one JSON object a collective, with its bytes, time and bandwidth.
+"""Reads what NCCL's Inspector writes: one JSON object a collective or message, with its bytes, time and bandwidth.
 
 There are no ops of a pipeline in it, so that idle time cannot be split. What it does say: how fast each communicator's
-collectives are, and which rank comes last to them. All ranks leave a collective together, so that the one that spends
-the least time in it has come last.
+collectives and messages are, and which rank comes last to collectives. All ranks leave a collective together, so that
+the one that spends the least time in it has come last.
 
-Source: ext-profiler/inspector/README.md of NVIDIA/nccl, output format v4.0 and later.
+Source: ext-profiler/inspector (README.md, json.cc) of NVIDIA/nccl, output format v4.0 and later. Newer versions write
+the communicator once, in a record of its own (``dump_stats``), for all records that follow.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ MOST_INFLATION = 300
 LEAST_READ_BYTES = 64 << 20
 MOST_CALLS = 1 << 21
 """Of all communicators; the first ones are kept."""
+MOST_NUMBER = 1 << 62
 LEAST_CALLS = 10
 LISTED = 8
 
@@ -52,10 +54,27 @@ class _Call(NamedTuple):
     bus_gbs: float
 
 
+Link = tuple[int, int]
+"""Ranks of sender and receiver within their communicator."""
+
+
 @dataclass(slots=True)
 class _Communicator:
+    """``messages``: (time in us, bytes) of each message by its link and the end that recorded it."""
+
     ranks: int
     calls: list[_Call] = field(default_factory=list)
+    messages: dict[tuple[Link, str], list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
+
+
+@dataclass(slots=True)
+class _Found:
+    """What all files hold; ``bad`` lines are no records, ``dropped`` calls were not written by the Inspector."""
+
+    communicators: dict[str, _Communicator] = field(default_factory=dict)
+    kept: int = 0
+    bad: int = 0
+    dropped: int = 0
 
 
 class NcclInspector:
@@ -75,22 +94,23 @@ class NcclInspector:
             BadRecord: no line of the files is a record.
         """
         files = list(_files(paths))
-        found: dict[str, _Communicator] = {}
-        bad = 0
+        found = _Found()
         for done, path in enumerate(files):
             if progress is not None:
                 progress("reading files", done, len(files))
-            bad += _read(path, found)
+            _read(path, found)
         source = ", ".join(map(str, paths[:LISTED]))
-        if not found:
-            raise BadRecord(f"{source}: expected records of NCCL's Inspector, and none of {bad} lines is one")
-        rows = sorted(found.values(), key=lambda communicator: -len(communicator.calls))
-        said = "; ".join(_words(communicator) for communicator in rows[:LISTED])
-        more = f"; {len(rows) - LISTED} more communicators" if len(rows) > LISTED else ""
-        damaged = f"; {bad} lines were left out: cut off or no records" if bad else ""
+        rows = [row for row in found.communicators.values() if row.calls or row.messages]
+        if not rows:
+            raise BadRecord(f"{source}: expected records of NCCL's Inspector, and none of {found.bad} lines is one")
+        rows.sort(key=lambda row: -len(row.calls))
+        said = [_words(row) for row in rows[:LISTED]]
+        said += [f"{len(rows) - LISTED} more communicators"] if len(rows) > LISTED else []
+        said += [f"{found.bad} lines were left out: cut off or no records"] if found.bad else []
+        said += [f"{found.dropped} calls were dropped by the Inspector itself"] if found.dropped else []
         raise NoPipelineFound(
-            f"{source}: NCCL's Inspector records collectives and no ops of a pipeline, so that idle time cannot be "
-            f"split by cause; found {said}{more}{damaged}"
+            f"{source}: NCCL's Inspector records collectives and messages and no ops of a pipeline, so that idle time "
+            f"cannot be split by cause; found {'; '.join(said)}"
         )
 
 
@@ -129,50 +149,101 @@ def _lines(path: Path) -> Iterator[bytes]:
             return
 
 
-def _read(path: Path, found: dict[str, _Communicator]) -> int:
-    """Takes the records of a file; returns how many lines are none."""
-    bad = 0
-    kept = sum(len(communicator.calls) for communicator in found.values())
+def _read(path: Path, found: _Found) -> None:
+    """Takes the records of a file."""
+    marker: Any = None  # the header that records without one inherit
     for line in _lines(path):
-        if kept >= MOST_CALLS:
+        if found.kept >= MOST_CALLS:
             break
         try:
             record = msgspec.json.decode(line)
-            header, perf = record["header"], record.get("coll_perf")
-            if perf is None:
-                continue
-            communicator = found.setdefault(str(header["id"])[:64], _Communicator(int(header["n_ranks"])))
-            communicator.calls.append(_call(header, perf))
-            kept += 1
+            header = record.get("header", marker)
+            if "dump_stats" in record:
+                marker = header
+                found.dropped += sum(_dropped(record["dump_stats"]))
+            _take(record, header, found)
         except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            bad += 1
-    for name in [name for name, communicator in found.items() if not communicator.calls]:
-        del found[name]
-    return bad
+            found.bad += 1
+            marker = None  # it may have been one
+
+
+def _dropped(stats: dict[str, Any]) -> Iterator[int]:
+    for kind in ("coll", "p2p"):
+        yield _whole(stats.get(f"{kind}_dropped_since_last_dump", 0))
+
+
+def _take(record: dict[str, Any], header: dict[str, Any], found: _Found) -> None:
+    """Keeps a collective or a message; records of other kinds are passed over."""
+    collective, message = record.get("coll_perf"), record.get("p2p_perf")
+    if collective is None and message is None:
+        return
+    name = str(header["id"])[:64]
+    communicator = found.communicators.get(name) or _Communicator(_whole(header["n_ranks"]))
+    if collective is not None:
+        communicator.calls.append(_call(header, collective))
+    if message is not None:
+        link, end = _link(header, message)
+        times = float(message["p2p_exec_time_us"]), _whole(message["p2p_msg_size_bytes"])
+        communicator.messages[link, end].append(times)
+    found.communicators[name] = communicator
+    found.kept += 1
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401  (whatever a line holds)
+    number = int(value)
+    if not 0 <= number <= MOST_NUMBER:
+        raise ValueError
+    return number
+
+
+def _link(header: dict[str, Any], message: dict[str, Any]) -> tuple[Link, str]:
+    own, peer, end = _whole(header["rank"]), _whole(message["p2p_peer"]), str(message["p2p"])
+    if end not in ("Send", "Recv"):
+        raise ValueError
+    return ((own, peer) if end == "Send" else (peer, own)), end
 
 
 def _call(header: dict[str, Any], perf: dict[str, Any]) -> _Call:
     return _Call(
-        rank=int(header["rank"]),
-        number=int(perf["coll_sn"]),
+        rank=_whole(header["rank"]),
+        number=_whole(perf["coll_sn"]),
         name=str(perf["coll"])[:64],
-        size_bytes=int(perf["coll_msg_size_bytes"]),
+        size_bytes=_whole(perf["coll_msg_size_bytes"]),
         time_us=float(perf["coll_exec_time_us"]),
         bus_gbs=float(perf.get("coll_busbw_gbs", 0.0)),
     )
 
 
 def _words(communicator: _Communicator) -> str:
-    """A communicator in a few words: its most usual collective, and who comes last."""
-    calls = communicator.calls
+    """A communicator in a few words: its most usual collective and who comes last to it, its slowest link."""
+    words = [f"{communicator.ranks} ranks"]
+    if communicator.calls:
+        words += [_usual(communicator.calls), _comes_last(communicator.calls, communicator.ranks)]
+    if communicator.messages:
+        words.append(_slowest(communicator.messages))
+    return ", ".join(word for word in words if word)
+
+
+def _usual(calls: Sequence[_Call]) -> str:
     name, count = Counter(call.name for call in calls).most_common(1)[0]
     own = [call for call in calls if call.name == name]
     size = median(call.size_bytes for call in own)
     time_ms = median(call.time_us for call in own) / 1e3
-    bandwidth = median(call.bus_gbs for call in own)
-    words = f"{communicator.ranks} ranks, {count} {name} of {size:.0f} bytes: {time_ms:.3g} ms, {bandwidth:.3g} GB/s"
-    last = _comes_last(calls, communicator.ranks)
-    return f"{words}, {last}" if last else words
+    return f"{count} {name} of {size:.0f} bytes: {time_ms:.3g} ms, {median(call.bus_gbs for call in own):.3g} GB/s"
+
+
+def _slowest(messages: dict[tuple[Link, str], list[tuple[float, int]]]) -> str:
+    """The slowest link. Either end waits for the other too: the shorter of their median times is the message's."""
+    times_us: dict[Link, float] = {}
+    for (link, _), rows in messages.items():
+        own = median(time for time, _ in rows)
+        times_us[link] = min(own, times_us.get(link, own))
+    link = max(times_us, key=lambda link: times_us[link])
+    size = median(size for (other, _), rows in messages.items() if other == link for _, size in rows)
+    return (
+        f"messages on {len(times_us)} links, slowest from rank {link[0]} to {link[1]} of it: {size:.0f} bytes in "
+        f"{times_us[link] / 1e3:.3g} ms"
+    )
 
 
 def _comes_last(calls: Sequence[_Call], ranks: int) -> str:

@@ -91,12 +91,59 @@ def test_lines_that_are_cut_off_are_counted(tmp_path):
     assert "1 lines were left out" in said(tmp_path)
 
 
-def test_messages_alone_are_no_collectives(tmp_path):
+def message(rank, end, peer, time_us, size=4096):
+    row = record(rank, 1, 5.0)
+    del row["coll_perf"]
+    perf = {"p2p": end, "p2p_sn": 1, "p2p_peer": peer, "p2p_msg_size_bytes": size, "p2p_exec_time_us": time_us}
+    return {**row, "p2p_perf": perf}
+
+
+def lines(folder, rows):
+    (folder / "host.log").write_text("\n".join(json.dumps(row) for row in rows))
+    return folder
+
+
+def test_the_slowest_link_takes_what_the_end_that_waits_less_says(tmp_path):
+    rows = [message(0, "Send", 1, 900.0), message(1, "Recv", 0, 200.0), message(1, "Send", 2, 300.0)]
+    assert "4 ranks, messages on 2 links, slowest from rank 1 to 2 of it: 4096 bytes in 0.3 ms" in said(
+        lines(tmp_path, rows)
+    )
+
+
+def test_records_without_a_communicator_are_of_the_one_named_last(tmp_path):
+    """As newer versions write them: one record of the communicator, then its calls."""
+    rows = []
+    for rank in range(4):
+        whole = record(rank, 7, 62.0)
+        perf = whole.pop("coll_perf")
+        stats = {"coll_records": 1, "coll_dropped_since_last_dump": 3, "p2p_dropped_since_last_dump": 0}
+        rows += [{**whole, "dump_stats": stats}, {"coll_perf": perf}, {"proxy_trace": {}}]
+    text = said(lines(tmp_path, rows))
+    assert "4 ranks, 4 AllReduce of 17179869184 bytes: 0.062 ms, 485 GB/s" in text
+    assert "12 calls were dropped by the Inspector itself" in text
+    assert "lines were left out" not in text
+
+
+def test_calls_behind_a_damaged_communicator_are_not_those_of_the_one_before(tmp_path):
+    whole = record(0, 7, 62.0)
+    perf = {"coll_perf": whole.pop("coll_perf")}
+    good = json.dumps({**whole, "dump_stats": {}})
+    (tmp_path / "host.log").write_text("\n".join([good, json.dumps(perf), good[:-40], json.dumps(perf)]))
+    text = said(tmp_path)
+    assert "1 AllReduce" in text
+    assert "2 lines were left out" in text
+
+
+def test_numbers_without_bounds_are_no_records(tmp_path):
+    odd = [record(0, 1, 5.0, coll_msg_size_bytes="9" * 400), record(0, -1, 5.0), message(2**80, "Send", 1, 5.0)]
+    assert "3 lines were left out" in said(lines(tmp_path, [record(0, 1, 5.0), *odd]))
+
+
+def test_records_of_other_kinds_alone_are_none(tmp_path):
     row = record(0, 1, 5.0)
     row["p2p_perf"] = row.pop("coll_perf")
-    (tmp_path / "host.log").write_text(json.dumps(row))
     with pytest.raises(BadRecord, match="expected records of NCCL's Inspector"):
-        read_trace([tmp_path])
+        read_trace([lines(tmp_path, [row])])
 
 
 VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
