@@ -25,6 +25,8 @@ VERSIONS = ENVIRONMENT / "versions"
 """Several versions of a framework side by side, each a folder for PYTHONPATH."""
 JOBS = Path(__file__).parent / "jobs"
 TIMEOUT_S = 420.0
+SLEEP_MS = 150
+"""Of a stage that is to be named: long beside what the others compute, also where the machine is shared."""
 COUNTED = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT, Kind.SEND, Kind.RECV)
 
 Op = tuple[str, int, int, int, int]
@@ -52,6 +54,11 @@ class Run:
         first = lines[index]["first_step"]
         end = lines[index + 1]["first_step"] if index + 1 < len(lines) else np.iinfo(np.int32).max
         return self.trace.where((self.trace.spans["step"] >= first) & (self.trace.spans["step"] < end))
+
+    def skip_unless_it_ran(self, job: str) -> None:
+        """Skip a test of a part that this version of the framework does not have."""
+        if all(line["job"] != job for line in self.recorded[0]):
+            pytest.skip("not in this version")
 
     def result(self, job: str, rank: int) -> dict[str, Any]:
         return next(line for line in self.recorded[rank] if line["job"] == job)
@@ -93,6 +100,13 @@ def run_twice(folder: Path, ranks: int, script: str, jobs: Sequence[str], **opti
     return Run(read_trace(folder / "run"), read_results(folder / "on-", ranks), read_results(folder / "off-", ranks))
 
 
+def run_once(folder: Path, ranks: int, script: str, jobs: Sequence[str], **options: Any) -> Run:
+    """Run the parts of a job with the recorder only."""
+    start(ranks, script, str(folder / "on-"), *jobs, run_dir=folder / "run", **options)
+    results = read_results(folder / "on-", ranks)
+    return Run(read_trace(folder / "run"), results, results)
+
+
 def ops_of(spans: np.ndarray) -> Counter[Op]:
     """How often each op was recorded."""
     chosen = work_only(spans)
@@ -119,6 +133,23 @@ def expected_ops(
                 rows += [("RECV", int(Payload.GRADIENT), after), ("SEND", int(Payload.GRADIENT), before)]
             found.update((kind, payload, *label) for kind, payload, holds in rows if holds)
     return found
+
+
+def assert_inferred(run: Run, job: str, chunks: int, microbatches: int = 8) -> None:
+    """Without adapters, in the second step: each microbatch goes once forward and backward through each chunk."""
+    expected = {
+        (int(kind), chunk, microbatch): 1
+        for kind in (Kind.FORWARD, Kind.BACKWARD)
+        for chunk in range(chunks)
+        for microbatch in range(microbatches)
+    }
+    for rank, spans in run.part(job).by_rank().items():
+        second = run.result(job, rank)["first_step"] + 1
+        work = training(work_only(spans[spans["step"] == second]))
+        work = work[np.isin(work["kind"], (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT))]
+        assert (work["flags"] & int(Flag.INFERRED) != 0).all()
+        columns = (work[name].tolist() for name in ("kind", "chunk", "microbatch"))
+        assert Counter(zip(*columns, strict=True)) == expected
 
 
 def assert_both_ends_agree(spans: np.ndarray) -> None:

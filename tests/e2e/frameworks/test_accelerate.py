@@ -10,7 +10,7 @@ import pytest
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.model import Flag, Kind
 from tests.e2e.conftest import read_trace
-from tests.e2e.frameworks.conftest import Run, expected_ops, ops_of, run_twice, start
+from tests.e2e.frameworks.conftest import SLEEP_MS, Run, expected_ops, ops_of, run_twice, start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ SLOW_STAGE = 1
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder: Path = tmp_path_factory.mktemp("accelerate")
-    return run_twice(folder, RANKS, "accelerate_pippy.py", [str(CALLS), f"{SLOW_STAGE}:20"])
+    return run_twice(folder, RANKS, "accelerate_pippy.py", [str(CALLS), f"{SLOW_STAGE}:{SLEEP_MS}"])
 
 
 def test_each_call_holds_exactly_the_forwards_and_messages_of_its_chunks(run: Run) -> None:
@@ -52,7 +52,7 @@ def test_a_stage_that_sleeps_is_named(run: Run) -> None:
 
 
 def test_without_the_adapter_the_modules_around_the_pipeline_are_not_taken_for_stages(tmp_path: Path) -> None:
-    arguments = (str(tmp_path / "on-"), str(CALLS), f"{SLOW_STAGE}:20")
+    arguments = (str(tmp_path / "on-"), str(CALLS), f"{SLOW_STAGE}:{SLEEP_MS}")
     start(RANKS, "accelerate_pippy.py", *arguments, run_dir=tmp_path / "run", variables={"PPDIAG_ADAPTERS": "none"})
     found = diagnose(read_trace(tmp_path / "run")).verdict
     assert (found.stage, found.confidence) == (None, "undecided")

@@ -9,7 +9,15 @@ import pytest
 
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.model import Flag, Kind, Payload
-from tests.e2e.frameworks.conftest import Run, assert_both_ends_agree, expected_ops, ops_of, run_twice, training
+from tests.e2e.frameworks.conftest import (
+    SLEEP_MS,
+    Run,
+    assert_both_ends_agree,
+    expected_ops,
+    ops_of,
+    run_twice,
+    training,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +31,7 @@ ZERO = "--pp 2 --zero 1"
 EVALUATING = "--pp 4 --evaluate"
 DUAL = "--pp 4 --dualpipev"
 VARYING = "--pp 4 --varying"
-SLOW = "--pp 4 --steps 6 --slow 3:60"  # of 8 layers, two a stage: block 3 is layer 4, that of stage 2
+SLOW = f"--pp 4 --steps 5 --slow 3:{SLEEP_MS}"  # of 8 layers, two a stage: block 3 is layer 4, that of stage 2
 STAGES = {PLAIN: 4, TIED: 2, ZERO: 2, EVALUATING: 4, DUAL: 8, VARYING: 4}
 VERSIONS = {"0.14.5": [PLAIN, TIED, ZERO, EVALUATING, SLOW], "0.19.8": [*STAGES, SLOW]}
 
@@ -35,14 +43,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return run_twice(folder, RANKS, "deepspeed_engine.py", jobs, version=f"deepspeed-{request.param}")
 
 
-def skip_unless_it_ran(run: Run, job: str) -> None:
-    if all(line["job"] != job for line in run.recorded[0]):
-        pytest.skip("not in this version of DeepSpeed")
-
-
 @pytest.mark.parametrize("job", STAGES)
 def test_each_step_holds_exactly_the_ops_of_the_schedule(run: Run, job: str) -> None:
-    skip_unless_it_ran(run, job)
+    run.skip_unless_it_ran(job)
     for rank, spans in run.part(job).by_rank().items():
         result = run.result(job, rank)
         expected = expected_ops(result["stages"], STAGES[job], MICROBATCHES)
@@ -59,7 +62,7 @@ def is_payload(op: tuple[str, int, int, int, int]) -> bool:
 
 @pytest.mark.parametrize("job", [PLAIN, VARYING])
 def test_shapes_are_messages_without_a_payload(run: Run, job: str) -> None:
-    skip_unless_it_ran(run, job)
+    run.skip_unless_it_ran(job)
     first = run.result(job, 0)["first_step"]
     for rank, spans in run.part(job).by_rank().items():
         for step in (first, first + 1):

@@ -10,14 +10,21 @@ import pytest
 
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.model import Collective, Flag, Kind, Payload
-from tests.e2e.frameworks.conftest import Run, assert_both_ends_agree, expected_ops, ops_of, run_twice, training
+from tests.e2e.frameworks.conftest import (
+    SLEEP_MS,
+    Run,
+    assert_both_ends_agree,
+    expected_ops,
+    ops_of,
+    run_twice,
+    training,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]  # the first test waits for all jobs
 
-VERSIONS = ("0.8.0", "0.12.3", "0.16.1", "0.19.2")
 RANKS, MICROBATCHES, STEPS = 4, 8, 2
 PLAIN = "--pp 4"
 INTERLEAVED = "--pp 4 --vp 2 --overlap"
@@ -27,21 +34,27 @@ TWO_GROUPS = "--pp 2 --vp 2 --overlap"
 """With two ranks along the pipeline, messages one way go through the group of all ranks."""
 TIED = "--pp 2 --tied"
 VARYING = "--pp 4 --varlen --dealloc --evaluate"
+COMBINED = "--pp 2 --vp 2 --overlap --combined"
+"""The layers of a forward and of a backward in turns, to hide the all-to-all of experts."""
 SLOW_STAGE, SLOW_CHUNK = 2, 5
-SLOW = f"--pp 4 --steps 6 --slow {SLOW_STAGE}:60"
-SLOW_INTERLEAVED = f"--pp 4 --vp 2 --overlap --steps 6 --slow {SLOW_CHUNK}:60"
-STAGES = {PLAIN: 4, INTERLEAVED: 8, BATCHED: 8, TWO_GROUPS: 4, TIED: 2, VARYING: 4}
+SLOW = f"--pp 4 --steps 5 --slow {SLOW_STAGE}:{SLEEP_MS}"
+SLOW_INTERLEAVED = f"--pp 4 --vp 2 --overlap --steps 5 --slow {SLOW_CHUNK}:{SLEEP_MS}"
+STAGES = {PLAIN: 4, INTERLEAVED: 8, BATCHED: 8, TWO_GROUPS: 4, TIED: 2, VARYING: 4, COMBINED: 4}
+OLDER = [job for job in (*STAGES, SLOW, SLOW_INTERLEAVED) if job != COMBINED]
+NEWER = [*STAGES, SLOW, SLOW_INTERLEAVED]
+VERSIONS = {"0.8.0": OLDER, "0.12.3": OLDER, "0.16.1": NEWER, "0.19.2": NEWER}
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder: Path = tmp_path_factory.mktemp("megatron")
-    jobs = [*STAGES, SLOW, SLOW_INTERLEAVED]
+    jobs = VERSIONS[request.param]
     return run_twice(folder, RANKS, "megatron_core.py", jobs, version=f"megatron-core-{request.param}")
 
 
 @pytest.mark.parametrize("job", STAGES)
 def test_each_step_holds_exactly_the_ops_of_the_schedule(run: Run, job: str) -> None:
+    run.skip_unless_it_ran(job)
     for rank, spans in run.part(job).by_rank().items():
         result = run.result(job, rank)
         expected = expected_ops(result["stages"], STAGES[job], MICROBATCHES)
@@ -49,6 +62,19 @@ def test_each_step_holds_exactly_the_ops_of_the_schedule(run: Run, job: str) -> 
             found = ops_of(training(spans[spans["step"] == step]))
             labelled = {op: count for op, count in found.items() if op[2] >= 0}
             assert labelled == expected
+
+
+def test_a_forward_and_a_backward_that_are_combined_have_one_time(run: Run) -> None:
+    run.skip_unless_it_ran(COMBINED)
+    for rank, spans in run.part(COMBINED).by_rank().items():
+        forwards, backwards = (times_of(spans[spans["kind"] == kind]) for kind in (Kind.FORWARD, Kind.BACKWARD))
+        # Alone are two forwards for each rank that follows, one group of two, and the one before the first combined.
+        warm_up = 2 * (2 - 1 - run.result(COMBINED, rank)["stages"][0]) + 2 + 1
+        assert len(forwards & backwards) == STEPS * (2 * MICROBATCHES - warm_up)
+
+
+def times_of(spans: np.ndarray) -> set[tuple[int, int]]:
+    return set(zip(spans["start_ns"].tolist(), spans["end_ns"].tolist(), strict=True))
 
 
 def test_shapes_that_vary_are_messages_of_their_own_without_a_payload(run: Run) -> None:

@@ -12,7 +12,17 @@ import pytest
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.model import Kind, Payload
 from tests.e2e.conftest import read_results, read_trace
-from tests.e2e.frameworks.conftest import ENVIRONMENT, JOBS, Run, assert_both_ends_agree, expected_ops, ops_of, start
+from tests.e2e.frameworks.conftest import (
+    ENVIRONMENT,
+    JOBS,
+    SLEEP_MS,
+    Run,
+    assert_both_ends_agree,
+    assert_inferred,
+    expected_ops,
+    ops_of,
+    start,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,14 +35,15 @@ SINGLE = [f"{SCHEDULE} {name}" for name in ("GPipe", "1F1B")]
 MULTI_NAMES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 MULTI = [f"{SCHEDULE} {name}" for name in MULTI_NAMES]
 CHECKPOINTING = f"{SCHEDULE} 1F1B --activation_checkpoint.mode full"
-SLOW = f"slow=1:60 {SCHEDULE} 1F1B --training.steps 6"
-"""Layer 1 of 6 sleeps 60 ms in each forward: it is in the first of two stages."""
+SLOW = f"slow=1:{SLEEP_MS} {SCHEDULE} 1F1B --training.steps 5"
+"""Layer 1 of 6 sleeps in each forward: it is in the first of two stages."""
 SHARDED = f"{SCHEDULE} 1F1B --parallelism.data_parallel_shard_degree 2"
 TENSOR = f"{SCHEDULE} Interleaved1F1B --parallelism.tensor_parallel_degree 2"
 TWO_RANKS = [*SINGLE, *MULTI, CHECKPOINTING, SLOW]
 FOUR_RANKS = [SHARDED, TENSOR]
-SPLIT = [f"{SCHEDULE} ZBVZeroBubble --training.steps 4", SLOW]
-"""Run once more, with the adapters switched off: one that splits off weight gradients, and a plain one."""
+SPLIT = f"{SCHEDULE} ZBVZeroBubble --training.steps 4"
+INFERRED = {SINGLE[1]: 1, MULTI[0]: 2, CHECKPOINTING: 1, SHARDED: 1, TENSOR: 2}
+"""Chunks a rank of jobs that are run once more, with the adapters switched off."""
 STAGES = {**dict.fromkeys([*SINGLE, CHECKPOINTING, SHARDED], 2), **dict.fromkeys([*MULTI, TENSOR], 4)}
 
 
@@ -55,14 +66,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 @pytest.fixture(scope="module")
-def unnamed(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Run]) -> Run:  # noqa: ARG001  (it made the assets)
-    """Without the adapter."""
+def unnamed(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Run]) -> dict[str, Run]:  # noqa: ARG001  (it made the assets)
+    """The run without the adapter that each job was part of."""
     folder: Path = tmp_path_factory.mktemp("unnamed")
     assets = next(folder.parent.glob("torchtitan*/assets"))
-    options: dict[str, Any] = {"run_dir": folder / "run", "cwd": assets, "variables": {"PPDIAG_ADAPTERS": "none"}}
-    start(2, "torchtitan_trainer.py", str(folder / "on-"), free_ports(len(SPLIT)), *SPLIT, **options)
-    results = read_results(folder / "on-", 2)
-    return Run(read_trace(folder / "run"), results, results)
+    found: dict[str, Run] = {}
+    two = [job for job in INFERRED if job not in FOUR_RANKS]
+    for ranks, jobs in ((2, [SPLIT, SLOW, *two]), (4, FOUR_RANKS)):
+        place = folder / str(ranks)
+        place.mkdir()
+        options: dict[str, Any] = {"run_dir": place / "run", "cwd": assets, "variables": {"PPDIAG_ADAPTERS": "none"}}
+        start(ranks, "torchtitan_trainer.py", str(place / "on-"), free_ports(len(jobs)), *jobs, **options)
+        results = read_results(place / "on-", ranks)
+        found |= dict.fromkeys(jobs, Run(read_trace(place / "run"), results, results))
+    return found
 
 
 def free_ports(count: int) -> str:
@@ -114,14 +131,23 @@ def test_a_stage_that_sleeps_is_named(runs: dict[str, Run]) -> None:
     assert (found.verdict.cause, found.verdict.stage, found.verdict.confidence) == ("imbalance", 0, "measured")
 
 
-def test_without_the_adapter_the_stage_that_sleeps_is_found_all_the_same(unnamed: Run, runs: dict[str, Run]) -> None:
-    found = diagnose(unnamed.part(SLOW)).verdict
+@pytest.mark.parametrize("job", INFERRED)
+def test_without_the_adapter_each_microbatch_goes_forward_and_backward_once_through_each_chunk(
+    unnamed: dict[str, Run], job: str
+) -> None:
+    assert_inferred(unnamed[job], job, INFERRED[job], MICROBATCHES)
+
+
+def test_without_the_adapter_the_stage_that_sleeps_is_found_all_the_same(
+    unnamed: dict[str, Run], runs: dict[str, Run]
+) -> None:
+    found = diagnose(unnamed[SLOW].part(SLOW)).verdict
     assert (found.cause, found.stage, found.confidence) == ("imbalance", 0, "inferred")
-    losses = [[line["losses"] for line in ranks if line["job"] == SLOW] for ranks in unnamed.recorded]
+    losses = [[line["losses"] for line in ranks if line["job"] == SLOW] for ranks in unnamed[SLOW].recorded]
     assert losses == [[line["losses"] for line in ranks if line["job"] == SLOW] for ranks in runs[SLOW].plain]
 
 
-def test_without_the_adapter_weight_gradients_of_their_own_are_not_taken_for_backwards(unnamed: Run) -> None:
-    found = diagnose(unnamed.part(SPLIT[0]))
+def test_without_the_adapter_weight_gradients_of_their_own_are_not_taken_for_backwards(unnamed: dict[str, Run]) -> None:
+    found = diagnose(unnamed[SPLIT].part(SPLIT))
     assert (found.verdict.stage, found.verdict.confidence) == (None, "undecided")
     assert any("weight gradients may be computed apart" in warning for warning in found.warnings)

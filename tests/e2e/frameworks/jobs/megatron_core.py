@@ -31,9 +31,22 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+vars(moe_utils).setdefault("te_general_gemm", None)  # 0.16 asks for it though it has not been imported
 SEQUENCE, ROWS, HIDDEN, VOCABULARY, LAYERS = 16, 2, 32, 64, 8
+EXPERTS: dict[str, Any] = {
+    "num_moe_experts": 4,
+    "expert_model_parallel_size": 2,
+    "moe_router_topk": 2,
+    "moe_router_load_balancing_type": "none",
+    "moe_ffn_hidden_size": HIDDEN,
+    "add_bias_linear": False,
+    "bf16": True,
+    "overlap_moe_expert_parallel_comm": True,
+}
+"""What the combined schedule asks for; since 0.14."""
 
 
 def parse_arguments(line: str) -> argparse.Namespace:
@@ -44,19 +57,22 @@ def parse_arguments(line: str) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--slow", default="", metavar="STAGE:MS", help="sleep in each forward of this stage")
     parser.add_argument("--evaluate", action="store_true", help="one call without backwards at the end")
+    parser.add_argument("--combined", action="store_true", help="experts, whose all-to-all the combined 1F1B hides")
     for name in ("overlap", "tied", "varlen", "dealloc"):
         parser.add_argument(f"--{name}", action="store_true")
     return parser.parse_args(shlex.split(line))
 
 
 def configuration(args: argparse.Namespace) -> Any:
+    dtype = torch.bfloat16 if args.combined else torch.float32
     return TransformerConfig(
+        **(EXPERTS if args.combined else {}),
         num_layers=LAYERS,
         hidden_size=HIDDEN,
         num_attention_heads=4,
         use_cpu_initialization=True,
-        pipeline_dtype=torch.float32,
-        params_dtype=torch.float32,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
         pipeline_model_parallel_size=args.pp,
         virtual_pipeline_model_parallel_size=args.vp,
         hidden_dropout=0.0,
@@ -84,7 +100,7 @@ def build(args: argparse.Namespace) -> list[Any]:
         extra = {"vp_stage": chunk} if args.vp and "vp_stage" in known else {}
         model = GPTModel(
             config,
-            get_gpt_layer_local_spec(),
+            get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False),
             VOCABULARY,
             SEQUENCE,
             pre_process=rank == 0 and chunk == 0,
@@ -97,8 +113,8 @@ def build(args: argparse.Namespace) -> list[Any]:
         slow, _, time_ms = args.slow.partition(":")
         if slow == str(chunk * args.pp + rank):
             model.register_forward_pre_hook(lambda *_, seconds=float(time_ms) / 1e3: time.sleep(seconds))
-        models.append(model)
-    if args.pp < dist.get_world_size():
+        models.append(model.to(config.params_dtype))
+    if is_replicated(args):
         ddp = DistributedDataParallelConfig(overlap_grad_reduce=False)
         models = [
             DistributedDataParallel(config, ddp, model, disable_bucketing=chunk > 0)
@@ -106,6 +122,10 @@ def build(args: argparse.Namespace) -> list[Any]:
         ]
         config.finalize_model_grads_func = finalize_model_grads
     return models
+
+
+def is_replicated(args: argparse.Namespace) -> bool:
+    return args.pp < dist.get_world_size() and not args.combined  # there each replica learns alone
 
 
 def batches(seed: int) -> Any:
@@ -122,21 +142,24 @@ def loss_of(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]
     return loss, {"loss": loss.detach().clone()}
 
 
-def forward_step(iterator: Any, model: Any) -> Any:
+def forward_step(iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:  # noqa: FBT001, FBT002  (theirs)
     tokens, labels = next(iterator)
     positions = torch.arange(SEQUENCE).expand(ROWS, -1)
     mask = torch.triu(torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool), 1)
-    return model(tokens, positions, mask, labels=labels), loss_of
+    call = model.build_schedule_plan if return_schedule_plan else model
+    return call(tokens, positions, mask, labels=labels), loss_of
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     parallel_state.initialize_model_parallel(
-        pipeline_model_parallel_size=args.pp, virtual_pipeline_model_parallel_size=args.vp
+        pipeline_model_parallel_size=args.pp,
+        virtual_pipeline_model_parallel_size=args.vp,
+        expert_model_parallel_size=EXPERTS["expert_model_parallel_size"] if args.combined else 1,
     )
     model_parallel_cuda_manual_seed(1234)
     torch.manual_seed(1234 + dist.get_rank())
     models = build(args)
-    replicated = args.pp < dist.get_world_size()
+    replicated = is_replicated(args)
     parameters = [parameter for model in models for parameter in model.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=3e-3)
     iterators = [batches(parallel_state.get_data_parallel_rank()) for _ in models]

@@ -31,4 +31,39 @@ torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda *_, **__: (
     torch.get_rng_state()
 )  # GPTModel's tracker
 torch.Tensor.cuda = lambda self, *_args, **_kwargs: self  # tied embeddings
-torch.cuda.current_stream = lambda *_: None  # 0.19: the gradient buffers of its data parallelism
+
+
+class Stream:
+    """Of a device whose work is done when it has been issued: nothing is ever waited for."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.wait_event = self.wait_stream = self.synchronize = self.record = self.wait = lambda *_, **__: None
+
+    def record_event(self, *_: Any) -> Event:
+        return Event()
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Event(Stream):
+    """A moment of it."""
+
+
+stream = Stream()
+torch.cuda.current_stream = lambda *_: stream  # 0.19: the gradient buffers of its data parallelism
+# The combined forward and backward has a stream for its all-to-all; sizes that would come from the device are tensors.
+torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream = Stream, Event, lambda _stream: stream
+torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_: 0
+torch.Tensor.record_stream = lambda *_: None
+_all_to_all_single = torch.distributed.all_to_all_single
+
+
+def _all_to_all(*args: Any, **kwargs: Any) -> Any:
+    sizes = {
+        name: value.tolist() for name, value in kwargs.items() if isinstance(value, torch.Tensor) and "split" in name
+    }
+    return _all_to_all_single(*args, **kwargs | sizes)
+
+
+torch.distributed.all_to_all_single = _all_to_all
