@@ -42,7 +42,10 @@ SHORTEST_CALL_NS = 100_000
 """A synchronising call of less is none to speak of; the recorder of ppdiag draws the same line."""
 _HOST_IN_NAME = re.compile(r"(.{1,200})_(\d{1,10})\.\d{10,20}\.pt\.trace\.json(?:\.gz)?")
 """How torch.profiler.tensorboard_trace_handler names a file: host, process, time."""
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(
+    r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)|(?:^|[-_.])(\d{1,6})[-_]of[-_]\d{1,6}(?!\d)", re.IGNORECASE
+)
+"""``rank3``, ``rank-3``, ``trace-3-of-8``."""
 
 
 @dataclass(slots=True)
@@ -170,7 +173,7 @@ def _rank_of(path: Path, facts: dict[str, Any]) -> int | None:
     told = facts.get("distributedInfo")
     rank = whole(told.get("rank")) if isinstance(told, dict) else NONE
     if rank == NONE and (match := _RANK_IN_NAME.search(path.name)):
-        rank = int(match[1])
+        rank = int(match[1] or match[2])
     return None if rank == NONE else rank
 
 

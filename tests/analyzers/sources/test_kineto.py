@@ -185,3 +185,20 @@ def test_what_a_trace_does_not_hold_is_no_zero():
     assert "no kernel of NCCL or RCCL" in str(read_rank(file).sums)
     alone = DATA / "hta_large_integer_trace_rank-70.Mar_25_20_48_12.2861.pt.trace.json.gz"
     assert "nothing that computes, communicating 0.050 ms" in str(read_rank(alone).sums)
+
+
+@pytest.mark.parametrize(
+    ("called", "rank"),
+    [
+        ("rank3.json", 3),
+        ("torch_rank-12.json", 12),
+        ("trace-3-of-8.json", 3),
+        ("5_of_16.json", 5),
+        ("crank3.json", None),
+        ("best-of-8.json", None),
+    ],
+)
+def test_a_rank_in_a_name_is_taken_where_the_file_says_none(tmp_path, called, rank):
+    path = tmp_path / called
+    path.write_text('{"schemaVersion": 1, "traceEvents": []}')
+    assert read_rank(path).rank == rank
