@@ -78,6 +78,9 @@ def test_tp_8_pp_16_dp_256_are_32768_gpus():
         (_job("llama3-405b", 8192, 2048), (8, 16, 64)),
         # Narayanan et al. 2021, table 1: models of this size with TP 8 and PP 8
         (_job("gpt3-175b", 1536, 1536, device="a100", network="hdr"), (8, 8, 24)),
+        (_job("gpt3-175b", 512, 1536, device="a100", network="hdr"), (8, 8, 8)),
+        # torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 5: 405B on 512 GPUs
+        (_job("llama3-405b", 512, 256), (8, 8, 8)),
     ],
 )
 def test_published_layouts_are_among_the_first_plans(job, layout):
