@@ -111,9 +111,10 @@ def _known() -> str:
 def _job(options: dict[str, Any]) -> Job:
     from ppdiag.analyzers.planning.layout import Job  # noqa: PLC0415
 
-    for name in ("gpus", "global_batch"):
-        if options[name] is None:
-            raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.")
+    missing = [f"--{name.replace('_', '-')}" for name in ("gpus", "global_batch") if options[name] is None]
+    if missing:
+        model = [] if options["model"] or options["layers"] else ["--model"]
+        raise click.UsageError(f"give {' and '.join(model + missing)}; the example is in --help")
     return Job(
         model=_model(options),
         cluster=_cluster(options),
@@ -157,6 +158,7 @@ def _check_model(model: Model) -> None:
 
 def _cluster(options: dict[str, Any]) -> Cluster:
     from ppdiag.analyzers.planning.hardware import DEVICES, NETWORKS, Cluster  # noqa: PLC0415
+    from ppdiag.reports.words import size  # noqa: PLC0415
 
     device = pick(DEVICES, options["device"], "device")
     changes = {"memory_bytes": "device_memory", "flops_per_s": "device_flops", "nvlink_bytes_per_s": "nvlink"}
@@ -168,6 +170,9 @@ def _cluster(options: dict[str, Any]) -> Cluster:
         network = dataclasses.replace(network, bytes_per_s=float(options["bandwidth"]), per_gpu=True)
     if min(device.memory_bytes, device.nvlink_bytes_per_s, network.bytes_per_s) <= 0:
         raise BadShape("memory and bandwidths must be above 0")
+    if device.memory_bytes <= options["reserve"]:
+        memory, reserve = size(device.memory_bytes), size(options["reserve"])
+        raise BadShape(f"a device of {memory} has no room beside the {reserve} of --reserve; 80 GB are written 80G")
     return Cluster(options["gpus"], min(options["gpus"], options["gpus_per_node"]), device, network)
 
 

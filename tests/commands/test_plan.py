@@ -98,9 +98,11 @@ def test_nothing_that_fits_is_exit_code_3():
         ([*SEVENTY, "--hidden", "8", "--heads", "64", "--kv-heads", "65"], "cannot share 65"),
         ([*SEVENTY, "--kv-heads", "7"], "cannot share 7 key/value heads"),
         ([*SEVENTY, "--device-memory", "0"], "must be above 0"),
+        ([*SEVENTY, "--device-memory", "80"], "a device of 80 B has no room beside the 4.00 GB of --reserve"),
         (["--layers", "32", "--gpus", "8", "--global-batch", "8"], "give --model, or also --hidden"),
         (["--model", "llama3-8b", "--gpus", "0", "--global-batch", "8"], "0 is not in the range"),
-        (["--model", "llama3-8b", "--gpus", "8"], "Missing option '--global-batch'"),
+        (["--model", "llama3-8b", "--gpus", "8"], "give --global-batch; "),
+        ([], "give --model and --gpus and --global-batch; "),
     ],
 )
 def test_bad_numbers_are_refused_with_2_and_no_traceback(arguments, words):
