@@ -214,9 +214,10 @@ class BadShape(PpdiagError):
 
 
 class BadConfig(PpdiagError):
-    """`ppdiag check` cannot read a configuration that the command names: it is no JSON or TOML, or too large.
+    """`ppdiag check` cannot read a configuration that the command names: no JSON, TOML or YAML, or too large.
 
-    What to do: the message says where the file goes wrong. Reading TOML takes Python 3.11, or the package tomli.
+    What to do: the message says where the file goes wrong. TOML takes Python 3.11, or the package tomli; YAML takes
+    pyyaml.
     """
 
     slug = "bad-config"
