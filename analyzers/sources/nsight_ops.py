@@ -45,6 +45,8 @@ class Process:
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     host: str = ""
+    synchronising: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """Begin and end of the calls in which it waited for its device."""
 
     @property
     def threads(self) -> np.ndarray:

@@ -18,6 +18,7 @@ from ppdiag.analyzers.sources.host_clocks import agree
 from ppdiag.analyzers.sources.labels import NO_OPS, best_detail, detail, ops_named
 from ppdiag.analyzers.sources.missing_ranks import missing_ranks
 from ppdiag.analyzers.sources.nsight_database import MAGIC, MISSING, Database
+from ppdiag.analyzers.sources.nsight_host import synchronising_calls, with_calls
 from ppdiag.analyzers.sources.nsight_nccl import CALLS, INITS, layouts, payload_of
 from ppdiag.analyzers.sources.nsight_ops import Call, Groups, Process, messages_of, ops_between_messages
 from ppdiag.errors import BadRecord, NoPipelineFound
@@ -125,8 +126,10 @@ def _read_file(path: Path, found: _Found) -> list[Process]:
             )
         shift, host = _zero(database)
         processes = _kernels(database, path, shift)
+        calls = synchronising_calls(database)
         for process in processes.values():
             process.host = host
+            process.synchronising = calls.get(process.number, process.synchronising) + shift
         _read_ranges(database, processes, shift)
         found.hosts.add((host, shift))
         found.warnings += [f"{path.name}: of the table {table} only the first rows were read" for table in database.cut]
@@ -243,7 +246,7 @@ def _trace(found: _Found, source: str) -> Trace:
     if not any(op.kind is Kind.FORWARD for part in parts for op in part.ops):
         raise NoPipelineFound(_no_ops(ranks, source))
     found.warnings += _warnings(parts)
-    spans = spans_of(parts)
+    spans = with_calls(spans_of(parts), {rank: process.synchronising for rank, process in ranks.items()})
     clocks = agree(spans, {rank: process.host or str(process.path) for rank, process in ranks.items()})
     found.warnings += missing_ranks(ranks, max((i.ranks for p in ranks.values() for i in p.inits()), default=0), spans)
     several = len(found.hosts) > 1
