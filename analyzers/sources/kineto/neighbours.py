@@ -44,7 +44,10 @@ def fill_peers(spans: np.ndarray) -> list[str]:
             )
     silent = int((spans["peer"][unknown] == NONE).sum())
     if silent:
-        warnings.append(f"{silent} sends and receives do not say their peer: who was waited for there is unknown")
+        warnings.append(
+            f"{silent} sends and receives do not say their peer, so that it is unknown who was waited for there (those "
+            "of gloo do with record_shapes=True of torch.profiler)"
+        )
     return warnings
 
 
