@@ -64,7 +64,7 @@ fuzz: setup
 	$(SAY) "Feeding $(COUNT) bad recordings to every source"
 	@$(BIN)/python -m tests.fuzz.run --count $(COUNT) $(ARGS)
 
-# All faults, each with FAULT_SEEDS seeds (3, some 230 jobs); 15 minutes on two cores.
+# All faults, each with FAULT_SEEDS seeds (3, some 250 jobs); 15 minutes on two cores.
 fault-runs: setup
 	$(SAY) "Jobs in which the recorder fails: their results must be those of the jobs alone"
 	@$(BIN)/python -m pytest tests/e2e/test_faults.py $(ARGS)

@@ -207,6 +207,22 @@ def runs_ahead(check: Check) -> str:
     return f"launching 200 ms of work took the host {worst:.2f} ms, with synchronising calls forbidden"
 
 
+def synchronising_calls(check: Check) -> str:
+    """The job's own wait for the kernels of known length is in the record."""
+    spans = check.trace("timing").spans
+    from job import KERNEL_MS, KERNELS
+
+    from ppdiag.model import HostCause, Kind
+
+    waits = spans[(spans["kind"] == Kind.HOST) & (spans["op"] == HostCause.SYNCHRONISING)]
+    longest = []
+    for rank in range(check.ranks):
+        own = waits[waits["rank"] == rank]
+        longest.append(float((own["end_ns"] - own["start_ns"]).max(initial=0)) / 1e6)
+    assert min(longest) > KERNELS * KERNEL_MS / 2, f"ranks waited for at most {longest} ms"
+    return f"each rank waited {min(longest):.0f} ms or more in torch.cuda.synchronize for {KERNELS} kernels"
+
+
 def cost_of_events(check: Check) -> str:
     """What the two events of an op cost the training thread."""
     costs = [found["pair_us"] for found in check.results("timing")]
@@ -300,6 +316,7 @@ CHECKS: tuple[tuple[str, Callable[[Check], str]], ...] = (
     ("job: timing", run_timing),
     ("known kernel", known_kernel),
     ("no synchronisation", runs_ahead),
+    ("synchronising calls", synchronising_calls),
     ("cost of events", cost_of_events),
     ("paired steps", no_added_time),
     ("device clock", clock_error),

@@ -73,6 +73,10 @@ class Event:
 
 def install(torch: Any) -> None:
     """Put the stand-in in the place of the device, in a torch that says it was built for one."""
+
+    def synchronize() -> None:
+        torch._C._cuda_synchronize()  # looked up in each call, as torch does
+
     torch.version.cuda = "0.0"
     stand_in = {
         "Event": Event,
@@ -84,7 +88,8 @@ def install(torch: Any) -> None:
         "get_device_name": lambda: "stand-in",
         "get_device_properties": lambda _device: SimpleNamespace(),
         "memory_stats_as_nested_dict": lambda: {"allocated_bytes": {"all": {"current": 1, "peak": 2}}},
-        "synchronize": STREAM.drain,
+        "synchronize": synchronize,
     }
+    torch._C._cuda_synchronize = STREAM.drain
     for name, value in stand_in.items():
         setattr(torch.cuda, name, value)
