@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from ppdiag.analyzers.planning.command_words import assigned, expanded, first_of, number_of, uncounted
 from ppdiag.analyzers.planning.configurations import leaves, load
 from ppdiag.analyzers.planning.models import MODELS
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-MOST = 10**12
-"""No size or count is above this."""
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _MEGATRON = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "num-layers", "num-attention-heads")
 _MEGATRON_COUNTS = (
@@ -55,6 +54,7 @@ class Claim:
         chunks: stages a rank.
         micro_batch, global_batch: sequences.
         accumulation: accumulation steps, DeepSpeed's.
+        local_batch: sequences of one pass through torchtitan's pipeline.
         layers, hidden, heads, kv_heads, ffn, vocab, seq: of the model.
         schedule: name of :data:`ppdiag.analyzers.planning.orders.SCHEDULES`.
         uneven: the command says by itself how the layers lie.
@@ -77,6 +77,7 @@ class Claim:
     micro_batch: int | None = None
     global_batch: int | None = None
     accumulation: int | None = None
+    local_batch: int | None = None
     layers: int | None = None
     hidden: int | None = None
     heads: int | None = None
@@ -127,18 +128,18 @@ def read(command: Sequence[str], *, folder: Path, environment: Mapping[str, str]
         PathNotFound: it names a configuration that is not there.
         BadConfig: the configuration cannot be read.
     """
-    variables = {**(os.environ if environment is None else environment), **_assigned(command)}
-    options = options_of([_expanded(word, variables) for word in command])
+    variables = {**(os.environ if environment is None else environment), **assigned(command)}
+    options = options_of([expanded(word, variables) for word in command])
     claim = _launcher(command, options)
     config = options.get("yaml-cfg")
     if config:
         options = {**_yaml_options(folder / config), **options}
     if any(name in options for name in _MEGATRON):
         claim = _megatron(claim, options)
-    config = _first(options, "deepspeed-config", "deepspeed")
+    config = first_of(options, "deepspeed-config", "deepspeed")
     if config:
         claim = _deepspeed(claim, options, load(folder / config, "deepspeed"))
-    config = _first(options, "job.config-file", "config-file") or variables.get("CONFIG_FILE")
+    config = first_of(options, "job.config-file", "config-file") or variables.get("CONFIG_FILE")
     if config and config.endswith(".toml"):
         claim = _torchtitan(claim, options, load(folder / config, "torchtitan"))
     return _without_unread(replace(claim, slow_network=_slow_network(variables)))
@@ -154,9 +155,6 @@ def _without_unread(claim: Claim) -> Claim:
     if re.search("virtual|pipeline|num.layers", names):
         claim = replace(claim, layers=None, schedule=None)
     return claim
-
-
-# -- words of the command ---------------------------------------------------------------------------------------------
 
 
 def options_of(command: Sequence[str]) -> dict[str, str]:
@@ -175,41 +173,8 @@ def _is_number(word: str) -> bool:
     return re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", word) is not None
 
 
-def _assigned(command: Sequence[str]) -> dict[str, str]:
-    """Variables that the command sets for itself: ``env A=1 torchrun …``."""
-    pairs = (word.partition("=") for word in command if re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word))
-    return {name: value for name, _, value in pairs}
-
-
-def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    """The word with the variables that are known; a shell would have put them in."""
-    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: variables.get(found[1] or found[2], found[0]), word)
-
-
-def _first(options: Mapping[str, str], *names: str) -> str | None:
-    return next((options[name] for name in names if options.get(name)), None)
-
-
-def _count(options: Mapping[str, Any], *names: str) -> int | None:
-    """A whole number above 0 under one of these names."""
-    for name in names:
-        text = str(options.get(name, "")).strip()
-        if re.fullmatch(r"[0-9]{1,12}", text) and 0 < int(text) <= MOST:
-            return int(text)
-    return None
-
-
 def _slow_network(variables: Mapping[str, str]) -> str | None:
     return next((f"{name}=1" for name in ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE") if variables.get(name) == "1"), None)
-
-
-def _unread(options: Mapping[str, Any], names: Sequence[str], *, words: Sequence[object] = ()) -> list[tuple[str, str]]:
-    """Which of these options are there without a count; ``words`` are what else they may have."""
-    return [
-        (name, str(options[name]))
-        for name in names
-        if name in options and options[name] not in words and _count(options, name) is None
-    ]
 
 
 # -- launchers --------------------------------------------------------------------------------------------------------
@@ -218,16 +183,16 @@ def _unread(options: Mapping[str, Any], names: Sequence[str], *, words: Sequence
 def _launcher(command: Sequence[str], options: Mapping[str, str]) -> Claim:
     programs = {PurePath(word).name for word in command[:12]} | {word for word in command if word in TORCHRUN_MODULES}
     if programs & {"torchrun", *TORCHRUN_MODULES}:
-        per_node = _count(options, "nproc-per-node") if "nproc-per-node" in options else 1
-        nodes = _count(options, "nnodes") if "nnodes" in options else 1
+        per_node = number_of(options, "nproc-per-node") if "nproc-per-node" in options else 1
+        nodes = number_of(options, "nnodes") if "nnodes" in options else 1
     elif "deepspeed" in programs:
-        per_node, nodes = _count(options, "num-gpus"), _count(options, "num-nodes") or 1
+        per_node, nodes = number_of(options, "num-gpus"), number_of(options, "num-nodes") or 1
     elif "srun" in programs:
-        per_node, nodes = _count(options, "ntasks-per-node"), _count(options, "nodes", "N")
-        total = _count(options, "ntasks", "n")
+        per_node, nodes = number_of(options, "ntasks-per-node"), number_of(options, "nodes", "N")
+        total = number_of(options, "ntasks", "n")
         return Claim(world_size=total or _product(per_node, nodes), per_node=per_node)
     elif "accelerate" in programs:
-        total, nodes = _count(options, "num-processes"), _count(options, "num-machines") or 1
+        total, nodes = number_of(options, "num-processes"), number_of(options, "num-machines") or 1
         return Claim(world_size=total, per_node=total // nodes if total else None)
     else:
         return Claim()
@@ -243,10 +208,10 @@ def _product(first: int | None, second: int | None) -> int | None:
 
 def _megatron(claim: Claim, options: Mapping[str, str]) -> Claim:
     """Megatron-LM's arguments."""
-    pipeline = _count(options, "pipeline-model-parallel-size") or 1
-    layers = _count(options, "num-layers")
-    chunks = _count(options, "num-virtual-stages-per-pipeline-rank") or 1
-    each = _count(options, "num-layers-per-virtual-pipeline-stage")
+    pipeline = number_of(options, "pipeline-model-parallel-size") or 1
+    layers = number_of(options, "num-layers")
+    chunks = number_of(options, "num-virtual-stages-per-pipeline-rank") or 1
+    each = number_of(options, "num-layers-per-virtual-pipeline-stage")
     if each and layers:
         chunks = max(1, layers // (pipeline * each))
     own_split = (
@@ -254,33 +219,33 @@ def _megatron(claim: Claim, options: Mapping[str, str]) -> Claim:
         "decoder-last-pipeline-num-layers",
         "pipeline-model-parallel-layout",
     )
-    heads = _count(options, "num-attention-heads")
-    unread: list[tuple[str, str | None]] = [(f"--{name}", text) for name, text in _unread(options, _MEGATRON_COUNTS)]
+    heads = number_of(options, "num-attention-heads")
+    unread: list[tuple[str, str | None]] = [(f"--{name}", text) for name, text in uncounted(options, _MEGATRON_COUNTS)]
     if each and "num-layers" not in options:
         unread.append(("--num-layers", None))
     return replace(
         claim,
         framework="megatron",
-        tensor=_count(options, "tensor-model-parallel-size") or 1,
+        tensor=number_of(options, "tensor-model-parallel-size") or 1,
         pipeline=pipeline,
-        context=_count(options, "context-parallel-size") or 1,
+        context=number_of(options, "context-parallel-size") or 1,
         chunks=chunks,
-        micro_batch=_count(options, "micro-batch-size"),
-        global_batch=_count(options, "global-batch-size"),
+        micro_batch=number_of(options, "micro-batch-size"),
+        global_batch=number_of(options, "global-batch-size"),
         layers=layers,
-        hidden=_count(options, "hidden-size"),
+        hidden=number_of(options, "hidden-size"),
         heads=heads,
-        kv_heads=_count(options, "num-query-groups") or heads,
-        ffn=_count(options, "ffn-hidden-size"),
-        vocab=_count(options, "vocab-size"),
-        seq=_count(options, "seq-length"),
+        kv_heads=number_of(options, "num-query-groups") or heads,
+        ffn=number_of(options, "ffn-hidden-size"),
+        vocab=number_of(options, "vocab-size"),
+        seq=number_of(options, "seq-length"),
         schedule="interleaved" if chunks > 1 else "1f1b",
         uneven=any(name in options for name in own_split) or bool(each and layers and layers % (pipeline * each)),
         recompute="recompute-activations" in options or options.get("recompute-granularity") == "full",
         zero_stage=1 if "use-distributed-optimizer" in options else 0,
-        experts=_count(options, "num-experts"),
-        expert=_count(options, "expert-model-parallel-size") or 1,
-        expert_tensor=_count(options, "expert-tensor-parallel-size"),
+        experts=number_of(options, "num-experts"),
+        expert=number_of(options, "expert-model-parallel-size") or 1,
+        expert_tensor=number_of(options, "expert-tensor-parallel-size"),
         unread=tuple(unread),
     )
 
@@ -298,19 +263,19 @@ def _yaml_options(path: Path) -> dict[str, str]:
 def _deepspeed(claim: Claim, options: Mapping[str, str], config: Mapping[str, Any]) -> Claim:
     """DeepSpeed's configuration; the pipeline's length is an argument of the script, or the number of its stages."""
     zero = config.get("zero_optimization")
-    pipeline = _count(options, "pipe-parallel-size", "pipeline-parallel-size", "num-stages")
+    pipeline = number_of(options, "pipe-parallel-size", "pipeline-parallel-size", "num-stages")
     own = claim.framework is None
     return replace(
         claim,
         framework="deepspeed",
-        tensor=claim.tensor if not own else _count(options, "model-parallel-size", "tensor-parallel-size") or 1,
+        tensor=claim.tensor if not own else number_of(options, "model-parallel-size", "tensor-parallel-size") or 1,
         pipeline=claim.pipeline if pipeline is None else pipeline,
-        micro_batch=_count(config, "train_micro_batch_size_per_gpu") or claim.micro_batch,
-        global_batch=_count(config, "train_batch_size") or claim.global_batch,
-        accumulation=_count(config, "gradient_accumulation_steps"),
+        micro_batch=number_of(config, "train_micro_batch_size_per_gpu") or claim.micro_batch,
+        global_batch=number_of(config, "train_batch_size") or claim.global_batch,
+        accumulation=number_of(config, "gradient_accumulation_steps"),
         zero_stage=_stage(zero) if isinstance(zero, dict) else 0,
         schedule=claim.schedule or "1f1b",
-        unread=(*claim.unread, *_unread(config, _DEEPSPEED_COUNTS, words=("auto",))),
+        unread=(*claim.unread, *uncounted(config, _DEEPSPEED_COUNTS, words=("auto",))),
     )
 
 
@@ -351,7 +316,7 @@ def _torchtitan(claim: Claim, options: Mapping[str, str], config: Mapping[str, A
     flat.update({name: value for name, value in options.items() if "." in name})
 
     def count(*names: str) -> int | None:
-        return _count(
+        return number_of(
             flat, *(f"{part}.{name}" for name in names for part in ("parallelism", "training", "experimental"))
         )
 
@@ -383,6 +348,7 @@ def _torchtitan(claim: Claim, options: Mapping[str, str], config: Mapping[str, A
         micro_batch=micro if pipeline > 1 else local,
         global_batch=total,
         accumulation=_pipeline_steps(local, micro) if pipeline > 1 else None,
+        local_batch=local,
         layers=None if model is None else model.layers,
         hidden=None if model is None else model.hidden,
         heads=None if model is None else model.heads,
@@ -391,7 +357,7 @@ def _torchtitan(claim: Claim, options: Mapping[str, str], config: Mapping[str, A
         schedule=schedule,
         uneven=True,
         recompute=str(flat.get("activation-checkpoint.mode", "")) == "full",
-        unread=(*claim.unread, *_unread(flat, _TORCHTITAN_DEGREES, words=(-1, "-1"))),
+        unread=(*claim.unread, *uncounted(flat, _TORCHTITAN_DEGREES, words=(-1, "-1"))),
     )
 
 

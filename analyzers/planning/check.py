@@ -160,6 +160,9 @@ def _batches(claim: Claim) -> Iterator[Finding]:
                 f"M would be {whole / (micro * data):.2f}"
             )
             yield Finding(ERROR, "batch", words, f"a global batch of {below} or {below + unit}")
+    if claim.pipeline > 1 and claim.local_batch and micro and claim.local_batch % micro:
+        words = f"a local batch of {claim.local_batch} cannot be cut into microbatches of {micro}"
+        yield Finding(ERROR, "batch", words, f"pipeline_parallel_microbatch_size one of {_sizes(claim.local_batch)}")
     if claim.pipeline > 1 and (claim.zero_stage or 0) >= 2 and claim.framework == "deepspeed":
         words = f"ZeRO stage {claim.zero_stage} and a pipeline: every microbatch would reduce the gradients"
         yield Finding(ERROR, "ZeRO", words, "stage 0 or 1; DeepSpeed's pipeline engine takes no other")
@@ -254,6 +257,9 @@ def _expected(claim: Claim) -> Iterator[Finding]:
             f"with P = {ranks}, V = {claim.chunks}, M = {every:.6g}; "
             f"the first rank keeps the activations of {_kept(claim, int(every)):g} microbatches"
         )
+        if every < ENOUGH * ranks:
+            better = formulas.bubble_of_total(ranks, claim.chunks, ENOUGH * ranks)
+            words += f"; with M = {ENOUGH} P = {ENOUGH * ranks} it would be {100 * better:.1f} %"
         yield Finding(NOTE, "bubble", words)
 
 

@@ -60,6 +60,7 @@ def test_a_right_command_has_nothing_but_its_bubble():
         ({"framework": "deepspeed", "accumulation": 3}, ERROR, "batch"),
         ({"unread": (("--num-layers", "many"),)}, ERROR, "value"),
         ({"unread": (("--num-layers", ""),)}, ERROR, "value"),
+        ({"framework": "torchtitan", "local_batch": 9, "micro_batch": 2, "uneven": True}, ERROR, "batch"),
         ({"expert": 2}, ERROR, "experts"),
         ({"experts": 9, "expert": 2}, ERROR, "experts"),
         ({"experts": 8, "expert": 4}, ERROR, "experts"),  # 64 processes over 8 x 4 x 4
@@ -96,6 +97,14 @@ def test_a_near_miss_is_no_finding(changes):
 def test_where_nothing_is_wrong_something_is_said():
     assert findings(replace(RIGHT, pipeline=1))[-1].words.startswith("PP = 1: there is no pipeline")
     assert "PipelineModule may" in findings(Claim(framework="deepspeed"))[-1].words
+
+
+def test_fewer_microbatches_than_three_times_the_ranks_are_said_to_be_improvable():
+    # P = 4, M = 8 = 2 P: 3/11; with 3 P = 12: 3/15
+    note = findings(replace(RIGHT, global_batch=16))[-1]
+    assert "27.3 %" in note.words
+    assert "with M = 3 P = 12 it would be 20.0 %" in note.words
+    assert "3 P" not in findings(replace(RIGHT, global_batch=24))[-1].words
 
 
 def test_a_bubble_with_an_unknown_v_is_an_upper_bound():
