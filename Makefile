@@ -23,7 +23,7 @@ help:
 	@echo "make demo    train a pipeline with a slow stage planted in it, and find that stage"
 	@echo "make test    run the tests ($(MARKS))"
 	@echo "make faults | predictions | planned    are verdicts, what-if answers and plans right? Tables, from real jobs"
-	@echo "make setup | lint | bench | gpu-check | docs | clean"
+	@echo "make setup | lint | bench | fuzz | fault-runs | gpu-check | docs | clean"
 
 setup: $(VENV)/.ready
 
