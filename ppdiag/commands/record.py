@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ppdiag.live import Job
+from ppdiag.options import NumberRange
 
 
 @click.command()
@@ -15,7 +16,7 @@ from ppdiag.live import Job
 @click.option(
     "--patience",
     metavar="SECONDS",
-    type=click.FloatRange(min=1),
+    type=NumberRange(min=1),
     default=600.0,
     show_default=True,
     help="How long to wait for the ranks, at each turn.",

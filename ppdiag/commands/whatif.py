@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ppdiag.errors import BadShape, NothingRecorded
+from ppdiag.options import NumberRange
 from ppdiag.outputs import printing, take_apart
 from ppdiag.silence import why_silent
 
@@ -67,7 +68,7 @@ class Wish(NamedTuple):
 @click.option(
     "--memory-limit",
     metavar="GIB",
-    type=click.FloatRange(0, 1e6),
+    type=NumberRange(0, 1e6),
     help="What a rank may hold at most (default: its device).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")

@@ -151,3 +151,9 @@ def test_a_job_that_has_ended_is_said(job: Path) -> None:
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     assert record(tmp_path / "nothing").exit_code == 4
     assert record(tmp_path).exit_code == 4
+
+
+def test_a_patience_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    done = record(tmp_path, "--patience", "nan")
+    assert done.exit_code == 2
+    assert "'nan' is not a number" in done.output

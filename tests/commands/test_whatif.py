@@ -88,6 +88,7 @@ def test_the_best_split_is_given_with_its_layers(run_dir: Path) -> None:
         (["--network", "x0"], "from x0.001 to x1000000"),
         (["--repair", "stage:4"], "the run has stages 0 to 3, not 4"),
         (["--repair", "everything"], "write stage:N or rank:N"),
+        (["--memory-limit", "nan"], "'nan' is not a number"),
         (["--memory-limit", "80"], "no readings of the device's memory"),
         (["--microbatches", "1000000"], "is too large to replay"),
         (["--balance"], "give --layers-now, or record with ppdiag run --layer-times"),
