@@ -74,8 +74,9 @@ def _repaired(run: Run, graph: Graph, place: Place) -> Graph:
     work_NK = graph.work_NK.copy()
     for kinds in ((Kind.FORWARD,), (Kind.BACKWARD, Kind.WEIGHT)):
         of_kind = np.isin(graph.kind_N, kinds)
-        ratio_K = _mean_op(graph, others & of_kind) / np.maximum(_mean_op(graph, own & of_kind), 1e-12)
-        work_NK[own & of_kind] *= np.minimum(ratio_K, 1.0)
+        if (own & of_kind).any():
+            ratio_K = _mean_op(graph, others & of_kind) / np.maximum(_mean_op(graph, own & of_kind), 1e-12)
+            work_NK[own & of_kind] *= np.minimum(ratio_K, 1.0)
     return replace(graph, work_NK=work_NK)
 
 
