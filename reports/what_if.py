@@ -28,7 +28,10 @@ LEGEND = (
 
 LAYERS = {
     "measured": "Layers take what was measured of each (ppdiag run --layer-times).",
-    "equal shares": "Layers take an equal share of their stage each; ppdiag run --layer-times measures them.",
+    "equal shares": (
+        "Layers take an equal share of their stage each. What the first and the last stage take beyond a usual layer is "
+        "held to be embedding, and head and loss, which stay there: ppdiag run --layer-times measures it."
+    ),
 }
 """What a split of the layers is reckoned from, by ``Prediction.layer_times``."""
 
@@ -38,7 +41,8 @@ def table(run: Any, answer: Any) -> str:  # noqa: ANN401  (parts of an analysis;
     lines = [_run_line(run), ""]
     if answer.predictions:
         lines += [*_rows(answer.predictions), "", paragraph(LEGEND, WIDEST)]
-        lines += dict.fromkeys(LAYERS[found.layer_times] for found in answer.predictions if found.layer_times)
+        told = dict.fromkeys(LAYERS[found.layer_times] for found in answer.predictions if found.layer_times)
+        lines += [paragraph(text, WIDEST) for text in told]
     doubtful = [found.error_fraction for found in answer.predictions if found.error_fraction > NOT_RELIABLE]
     if doubtful:
         text = f"Rows with a ? replay even the unchanged run {percent(max(doubtful))} off its measured steps: they are "
