@@ -29,8 +29,8 @@ LEGEND = (
 LAYERS = {
     "measured": "Layers take what was measured of each (ppdiag run --layer-times).",
     "equal shares": (
-        "Layers take an equal share of their stage each. What the first and the last stage take beyond a usual layer is "
-        "held to be embedding, and head and loss, which stay there: ppdiag run --layer-times measures it."
+        "Layers take an equal share of their stage each. What the first and the last stage take beyond a usual layer "
+        "is held to be embedding, and head and loss, which stay there: ppdiag run --layer-times measures it."
     ),
 }
 """What a split of the layers is reckoned from, by ``Prediction.layer_times``."""
