@@ -58,13 +58,22 @@ class Shape:
 
 
 def label(trace: Trace, steps: Steps) -> tuple[Trace, Shape]:
-    """The trace with stage, chunk and microbatch filled in where they were missing, and the pipeline's shape."""
+    """The trace with stage, chunk and microbatch filled in where they were missing, and the pipeline's shape.
+
+    Raises:
+        BadShape: the user has stated a layout that is none of so many ranks.
+    """
     spans = trace.spans.copy()
     work = pipeline_work(spans) & (steps.number >= 0)
     pipelines = _pipelines(spans, steps)
     inferred = bool((work & (spans["stage"] == NONE)).any())
     _fill_microbatches(spans, work, steps.number)
-    if inferred:
+    if trace.layout:
+        trace, stated = _stated(trace, steps, pipelines)
+        _fill_stages(spans, work, stated)
+        seen = set(steps.ranks.tolist())
+        pipelines = [kept for ranks in stated if (kept := tuple(rank for rank in ranks if rank in seen))]
+    elif inferred:
         pipelines = [_by_first_forward(spans, work & (steps.number == steps.kept[-1]), ranks) for ranks in pipelines]
         _fill_stages(spans, work, pipelines)
     accumulation = _separate_schedule_calls(spans, steps)
@@ -77,8 +86,30 @@ def label(trace: Trace, steps: Steps) -> tuple[Trace, Shape]:
     ops = spans[in_steps]
     doubt = plausibility.doubt(ops, steps.number[in_steps], pipelines, trace.clock_error_s * 1e9) if inferred else ""
     shape = Shape(tuple(pipelines), stages, max(1, total // accumulation), accumulation, inferred, doubt)
-    warnings = (*trace.warnings, doubt) if doubt else trace.warnings
-    return replace(trace, spans=spans, warnings=warnings), shape
+    warnings = [*trace.warnings, *([doubt] if doubt else [])]
+    if trace.layout.vpp not in (None, shape.vpp):
+        warnings.append(f"the record has {shape.vpp} virtual stages a rank, and --vpp {trace.layout.vpp} was stated")
+    return replace(trace, spans=spans, warnings=tuple(warnings)), shape
+
+
+def _stated(
+    trace: Trace, steps: Steps, by_messages: list[tuple[int, ...]]
+) -> tuple[Trace, list[tuple[int, ...]]]:
+    """The pipelines as the user states them; what the record says against them is a warning."""
+    world_size = trace.job.world_size or int(steps.ranks.max()) + 1
+    stated = list(trace.layout.pipelines(world_size))
+    sizes = trace.layout.sizes(world_size)
+    warnings = list(trace.warnings)
+    own = {rank: number for number, ranks in enumerate(stated) for rank in ranks}
+    across = next((ranks for ranks in by_messages if len({own[rank] for rank in ranks}) > 1), None)
+    if across is not None:
+        other = next(rank for rank in across if own[rank] != own[across[0]])
+        warnings.append(
+            f"by the layout that was stated, ranks {across[0]} and {other} are of two pipelines, and yet messages join "
+            "them: look at --pp, --tp, --dp and --order"
+        )
+    job = replace(trace.job, tp=sizes["tp"], dp=sizes["dp"])
+    return replace(trace, job=job, warnings=tuple(warnings)), stated
 
 
 def _pipelines(spans: np.ndarray, steps: Steps) -> list[tuple[int, ...]]:

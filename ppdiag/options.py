@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from pathlib import Path
@@ -12,11 +13,13 @@ import click
 from ppdiag.conditions import parse_condition
 from ppdiag.errors import BadShape
 from ppdiag.outputs import STANDARD_OUTPUT, Wanted
+from ppdiag.stated import DEFAULT_ORDER, StatedLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
+MOST_RANKS = 1_000_000
 LEAST_RECORD_BYTES = 100_000
 """Some 1500 spans: two steps of a small pipeline."""
 WIDEST_SUMMARY = 400
@@ -183,6 +186,25 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that state the job's layout: --pp, --vpp, --tp, --dp, --order. The command gets a ``layout``."""
+
+    @functools.wraps(command)
+    def with_layout(*args: Any, **named: Any) -> Any:  # noqa: ANN401  (whatever the command takes)
+        sizes = {name: named.pop(name) for name in ("pp", "vpp", "tp", "dp", "order")}
+        return command(*args, layout=StatedLayout(**sizes), **named)
+
+    meanings = {"pp": "Ranks along the pipeline", "vpp": "Virtual stages of a rank", "tp": "Tensor-parallel ranks"}
+    order_help = "How ranks are numbered: the dimension of neighbouring ranks first."
+    decorated: Callable[..., Any] = click.option(
+        "--order", metavar="ORDER", default=DEFAULT_ORDER, show_default=True, help=order_help
+    )(with_layout)
+    for name, meaning in reversed({**meanings, "dp": "Data-parallel replicas"}.items()):
+        text = f"{meaning}, where the record does not tell."
+        decorated = click.option(f"--{name}", metavar="N", type=click.IntRange(1, MOST_RANKS), help=text)(decorated)
+    return decorated
 
 
 def wanted(json_target: str | None, html: Path | None, fail_on: Sequence[str], *, quiet: bool) -> Wanted:

@@ -6,13 +6,14 @@ import contextlib
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppdiag.errors import OutputFailed
 from ppdiag.hang import Hang
+from ppdiag.stated import StatedLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 STANDARD_OUTPUT = "-"
+NOT_STATED = StatedLayout()
 CONDITION_HOLDS = 3
 """Exit code where a ``--fail-on`` condition holds (of ``ppdiag run``: and the job itself succeeded)."""
 
@@ -43,7 +45,12 @@ class Wanted:
 
 
 def report(
-    paths: Sequence[Path], wanted: Wanted, *, ranks: Sequence[int] = (), summary_on_stderr: bool = False
+    paths: Sequence[Path],
+    wanted: Wanted,
+    *,
+    ranks: Sequence[int] = (),
+    layout: StatedLayout = NOT_STATED,
+    summary_on_stderr: bool = False,
 ) -> list[str]:
     """Analyse a record and write all that is wanted.
 
@@ -51,6 +58,7 @@ def report(
         paths: the record.
         wanted: what to do with the diagnosis.
         ranks: of files that do not say theirs, in their order.
+        layout: as the user states it.
         summary_on_stderr: keep standard output for the job.
 
     Returns:
@@ -59,7 +67,7 @@ def report(
     Raises:
         PpdiagError: the record cannot be used, or a report cannot be written.
     """
-    diagnosis = _diagnose(paths, ranks)
+    diagnosis = _diagnose(paths, ranks, layout)
     if isinstance(diagnosis, Hang):
         _report_hang(diagnosis, wanted, on_stderr=summary_on_stderr)
         return []
@@ -107,7 +115,7 @@ def _write_files(diagnosis: Diagnosis, wanted: Wanted) -> None:
             _report("html")(diagnosis, wanted.html)
 
 
-def _diagnose(paths: Sequence[Path], ranks: Sequence[int]) -> Diagnosis | Hang:
+def _diagnose(paths: Sequence[Path], ranks: Sequence[int], layout: StatedLayout) -> Diagnosis | Hang:
     # numpy and pandas load here, after the job has ended and not for --help.
     from ppdiag.analyzers.diagnose import diagnose  # noqa: PLC0415
     from ppdiag.analyzers.hang import diagnose_hang  # noqa: PLC0415
@@ -116,10 +124,12 @@ def _diagnose(paths: Sequence[Path], ranks: Sequence[int]) -> Diagnosis | Hang:
 
     with progress() as tell:
         recording = read_recording(paths, tell, ranks)
-        return diagnose(recording, tell) if isinstance(recording, Trace) else diagnose_hang(recording)
+        if not isinstance(recording, Trace):
+            return diagnose_hang(recording)
+        return diagnose(replace(recording, layout=layout), tell)
 
 
-def take_apart(paths: Sequence[Path]) -> Analysis:
+def take_apart(paths: Sequence[Path], layout: StatedLayout = NOT_STATED) -> Analysis:
     """A record taken apart, for questions that its diagnosis does not answer.
 
     Raises:
@@ -129,7 +139,7 @@ def take_apart(paths: Sequence[Path]) -> Analysis:
     from ppdiag.analyzers.sources import read_trace  # noqa: PLC0415
 
     with progress() as tell:
-        return analyse(read_trace(paths, tell), tell)
+        return analyse(replace(read_trace(paths, tell), layout=layout), tell)
 
 
 def _report_hang(hang: Hang, wanted: Wanted, *, on_stderr: bool) -> None:

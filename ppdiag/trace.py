@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppdiag.stated import StatedLayout
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -116,6 +118,7 @@ class Trace:
         warnings: what was left out or looks wrong, one sentence each.
         transports: what NCCL's logs say of the connections: rows of ``analyzers.nccl.transports.transports_of``.
         nccl: what else they say: ``analyzers.nccl.digest.digest_of``; empty without logs.
+        layout: as the user states it; all None where the record is to tell.
     """
 
     spans: np.ndarray
@@ -126,6 +129,7 @@ class Trace:
     warnings: tuple[str, ...] = ()
     transports: tuple[Mapping[str, Any], ...] = ()
     nccl: Mapping[str, Any] = field(default_factory=dict)
+    layout: StatedLayout = field(default_factory=StatedLayout)
 
     def __post_init__(self) -> None:
         if self.spans.dtype != SPAN_DTYPE:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ppdiag.errors import NothingRecorded
-from ppdiag.options import report_options, wanted
+from ppdiag.options import layout_options, report_options, wanted
 from ppdiag.outputs import CONDITION_HOLDS, report
 from ppdiag.silence import why_silent
+
+if TYPE_CHECKING:
+    from ppdiag.stated import StatedLayout
 
 FORMATS = (
     "run directories of `ppdiag run`",
@@ -46,6 +50,7 @@ class _WithFormats(click.Command):
     type=click.IntRange(min=0),
     help="Rank of a file that does not say it. May be repeated, in the order of such files.",
 )
+@layout_options
 @report_options
 def analyze(  # noqa: PLR0913  (one argument an option)
     paths: tuple[Path, ...],
@@ -55,6 +60,7 @@ def analyze(  # noqa: PLR0913  (one argument an option)
     fail_on: tuple[str, ...],
     *,
     quiet: bool,
+    layout: StatedLayout,
 ) -> None:
     """Say what the ranks of a recorded job waited for.
 
@@ -62,7 +68,7 @@ def analyze(  # noqa: PLR0913  (one argument an option)
     tool that ppdiag reads.
     """
     try:
-        holding = report(paths, wanted(json_target, html, fail_on, quiet=quiet), ranks=ranks)
+        holding = report(paths, wanted(json_target, html, fail_on, quiet=quiet), ranks=ranks, layout=layout)
     except NothingRecorded as error:
         raise NothingRecorded(f"{error}. {why_silent(paths[0])}") from error
     for condition in holding:

@@ -24,6 +24,7 @@ from ppdiag.launch import (
 from ppdiag.options import (
     adapters_option,
     layer_times_option,
+    layout_options,
     max_size_option,
     mode,
     mode_options,
@@ -37,6 +38,8 @@ from ppdiag.silence import why_silent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ppdiag.stated import StatedLayout
+
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @click.option(
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 @mode_options
 @layer_times_option
 @adapters_option
+@layout_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913  (one argument an option)
     command: tuple[str, ...],
@@ -65,6 +69,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     measure_overhead: bool,
     layer_times: bool,
     adapters: bool,
+    layout: StatedLayout,
 ) -> None:
     """Run COMMAND, record what its ranks do, and say what they waited for.
 
@@ -86,7 +91,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     exit_code = run_job(command, variables, meanwhile=lambda: None if quiet else _say_what_is_wrong(command))
     note_end(path, exit_code)
     if rank_files(path) - before:
-        holding = _explain(path, asked, quiet=quiet, dormant=dormant)
+        holding = _explain(path, asked, layout, quiet=quiet, dormant=dormant)
     else:
         holding = _say_silent(path, exit_code)
     sys.exit(CONDITION_HOLDS if holding and exit_code == 0 else exit_code)
@@ -105,14 +110,14 @@ def _say_what_is_wrong(command: Sequence[str]) -> None:
         _say(f"the check of the command failed: {type(error).__name__}: {error} {see(PpdiagError.slug)}")
 
 
-def _explain(path: Path, asked: Wanted, *, quiet: bool, dormant: bool) -> Sequence[str]:
+def _explain(path: Path, asked: Wanted, layout: StatedLayout, *, quiet: bool, dormant: bool) -> Sequence[str]:
     """Analyse the run; what goes wrong is said and never changes the exit code of the job.
 
     Returns:
         The conditions that hold.
     """
     try:
-        holding = report([path], asked, summary_on_stderr=True)
+        holding = report([path], asked, layout=layout, summary_on_stderr=True)
     except PpdiagError as error:
         unexpected = ""
         asleep = dormant and isinstance(error, NoPipelineFound)

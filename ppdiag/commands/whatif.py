@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ppdiag.errors import BadShape, NothingRecorded
-from ppdiag.options import NumberRange
+from ppdiag.options import NumberRange, layout_options
 from ppdiag.outputs import printing, take_apart
 from ppdiag.silence import why_silent
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ppdiag.analyzers.what_if import Change, LinkFactor, Place, Run
     from ppdiag.analyzers.what_if.survey import Answer
+    from ppdiag.stated import StatedLayout
 
 GIB = 1 << 30
 MOST_CHANGES = 64
@@ -71,6 +72,7 @@ class Wish(NamedTuple):
     type=NumberRange(0, 1e6),
     help="What a rank may hold at most (default: its device).",
 )
+@layout_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def whatif(  # noqa: PLR0913  (one argument an option)
     paths: tuple[Path, ...],
@@ -88,6 +90,7 @@ def whatif(  # noqa: PLR0913  (one argument an option)
     repair: tuple[str, ...],
     memory_limit: float | None,
     as_json: bool,
+    layout: StatedLayout,
 ) -> None:
     """Say what a change would do to the step time of a recorded job.
 
@@ -97,7 +100,7 @@ def whatif(  # noqa: PLR0913  (one argument an option)
     wish = Wish(microbatches, keep_batch, schedule, layers, layers_now, balance, link, network, overlap, checkpoint,
                 repair)  # fmt: skip
     _check(wish)
-    run = _run(paths)
+    run = _run(paths, layout)
     limit_bytes = None if memory_limit is None else memory_limit * GIB
     found = _answer(run, wish, limit_bytes)
     from ppdiag.reports import what_if as words  # noqa: PLC0415  (numpy loads here)
@@ -116,11 +119,11 @@ def _check(wish: Wish) -> None:
         raise click.UsageError("--balance finds the split that --layers gives: use one of them")
 
 
-def _run(paths: Sequence[Path]) -> Run:
+def _run(paths: Sequence[Path], layout: StatedLayout) -> Run:
     from ppdiag.analyzers.what_if import run_of  # noqa: PLC0415  (numpy and pandas load here)
 
     try:
-        return run_of(take_apart(paths))
+        return run_of(take_apart(paths, layout))
     except NothingRecorded as error:
         raise NothingRecorded(f"{error}. {why_silent(paths[0])}") from error
 

@@ -11,6 +11,7 @@ import pytest
 from ppdiag.analyzers.shape import Shape, label
 from ppdiag.analyzers.steps import find_steps
 from ppdiag.model import Flag, Kind
+from ppdiag.stated import StatedLayout
 from tests.analyzers.test_diagnose import renumbered
 from tests.analyzers.test_hand_calculations import bracketed, job, pipeline
 
@@ -71,3 +72,26 @@ def test_the_calls_of_one_step_have_microbatches_of_their_own() -> None:
     assert (shape.microbatches, shape.accumulation) == (2, 2)
     forwards = labelled.spans[(labelled.spans["kind"] == Kind.FORWARD) & (labelled.spans["step"] == 2)]
     assert sorted(forwards["microbatch"][forwards["rank"] == 0].tolist()) == [0, 1, 2, 3]
+
+
+def test_a_stated_layout_names_the_stages_of_ranks_that_no_message_joins() -> None:
+    trace = without_labels(pipeline("1F1B", ranks=2, microbatches=4, replicas=2, tail=0).trace())
+    lost = np.isin(trace.spans["kind"], (Kind.SEND, Kind.RECV)) & (trace.spans["rank"] >= 2)
+    silent = replace(trace, spans=trace.spans[~lost])
+    assert sorted(shape_of(silent).pipelines) == [(0, 1), (2,), (3,)]
+    told, shape = label(replace(silent, layout=StatedLayout(pp=2, dp=2, order="pp-dp-tp")), find_steps(silent))
+    assert (shape.pipelines, shape.stages) == (((0, 1), (2, 3)), {0: (0,), 1: (1,), 2: (0,), 3: (1,)})
+    assert (told.job.tp, told.job.dp) == (1, 2)
+    assert told.warnings == silent.warnings
+
+
+def test_messages_between_ranks_of_two_stated_pipelines_are_spoken_of() -> None:
+    trace = pipeline("1F1B", ranks=2, microbatches=4, replicas=2, tail=0).trace()  # pipelines 0, 1 and 2, 3
+    told, _ = label(replace(trace, layout=StatedLayout(pp=2, dp=2)), find_steps(trace))
+    assert any("ranks 0 and 1 are of two pipelines, and yet messages join them" in text for text in told.warnings)
+
+
+def test_virtual_stages_that_the_record_does_not_have_are_spoken_of() -> None:
+    trace = pipeline("1F1B", ranks=2, microbatches=4).trace()
+    told, _ = label(replace(trace, layout=StatedLayout(pp=2, vpp=2)), find_steps(trace))
+    assert "the record has 1 virtual stages a rank, and --vpp 2 was stated" in told.warnings

@@ -101,3 +101,10 @@ def test_what_cannot_be_is_refused_in_a_line(run_dir: Path, options: list[str], 
     assert done.exit_code == 2
     assert words in done.output
     assert "Traceback" not in done.output
+
+
+def test_a_layout_that_is_stated_must_be_one_of_so_many_ranks(run_dir: Path) -> None:
+    assert whatif(run_dir, "--pp", "4").exit_code == 0
+    done = whatif(run_dir, "--pp", "3")
+    assert done.exit_code == 2
+    assert "has 3 ranks, and the job 4" in done.output
