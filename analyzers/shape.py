@@ -68,8 +68,8 @@ def label(trace: Trace, steps: Steps) -> tuple[Trace, Shape]:
     pipelines = _pipelines(spans, steps)
     inferred = bool((work & (spans["stage"] == NONE)).any())
     _fill_microbatches(spans, work, steps.number)
-    if trace.layout:
-        trace, stated = _stated(trace, steps, pipelines)
+    trace, stated = _stated(trace, steps, pipelines)
+    if stated:
         _fill_stages(spans, work, stated)
         seen = set(steps.ranks.tolist())
         pipelines = [kept for ranks in stated if (kept := tuple(rank for rank in ranks if rank in seen))]
@@ -94,22 +94,23 @@ def label(trace: Trace, steps: Steps) -> tuple[Trace, Shape]:
 
 def _stated(
     trace: Trace, steps: Steps, by_messages: list[tuple[int, ...]]
-) -> tuple[Trace, list[tuple[int, ...]]]:
-    """The pipelines as the user states them; what the record says against them is a warning."""
+) -> tuple[Trace, tuple[tuple[int, ...], ...]]:
+    """The pipelines as the user states them; none where he does not, or the messages contradict him."""
+    if not trace.layout:
+        return trace, ()
     world_size = trace.job.world_size or int(steps.ranks.max()) + 1
-    stated = list(trace.layout.pipelines(world_size))
-    sizes = trace.layout.sizes(world_size)
-    warnings = list(trace.warnings)
+    stated = trace.layout.pipelines(world_size)
     own = {rank: number for number, ranks in enumerate(stated) for rank in ranks}
     across = next((ranks for ranks in by_messages if len({own[rank] for rank in ranks}) > 1), None)
     if across is not None:
         other = next(rank for rank in across if own[rank] != own[across[0]])
-        warnings.append(
-            f"by the layout that was stated, ranks {across[0]} and {other} are of two pipelines, and yet messages join "
-            "them: look at --pp, --tp, --dp and --order"
+        warning = (
+            f"the layout that was stated is not used: by it ranks {across[0]} and {other} are of two pipelines, and "
+            "messages join them; look at --pp, --tp, --dp and --order"
         )
-    job = replace(trace.job, tp=sizes["tp"], dp=sizes["dp"])
-    return replace(trace, job=job, warnings=tuple(warnings)), stated
+        return replace(trace, warnings=(*trace.warnings, warning)), ()
+    sizes = trace.layout.sizes(world_size)
+    return replace(trace, job=replace(trace.job, tp=sizes["tp"], dp=sizes["dp"])), stated
 
 
 def _pipelines(spans: np.ndarray, steps: Steps) -> list[tuple[int, ...]]:

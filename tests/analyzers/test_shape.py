@@ -85,10 +85,11 @@ def test_a_stated_layout_names_the_stages_of_ranks_that_no_message_joins() -> No
     assert told.warnings == silent.warnings
 
 
-def test_messages_between_ranks_of_two_stated_pipelines_are_spoken_of() -> None:
+def test_a_stated_layout_that_messages_contradict_is_not_used() -> None:
     trace = pipeline("1F1B", ranks=2, microbatches=4, replicas=2, tail=0).trace()  # pipelines 0, 1 and 2, 3
-    told, _ = label(replace(trace, layout=StatedLayout(pp=2, dp=2)), find_steps(trace))
-    assert any("ranks 0 and 1 are of two pipelines, and yet messages join them" in text for text in told.warnings)
+    told, shape = label(replace(trace, layout=StatedLayout(pp=2, dp=2)), find_steps(trace))
+    assert sorted(shape.pipelines) == [(0, 1), (2, 3)]
+    assert any("ranks 0 and 1 are of two pipelines, and messages join them" in text for text in told.warnings)
 
 
 def test_virtual_stages_that_the_record_does_not_have_are_spoken_of() -> None:
