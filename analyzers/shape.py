@@ -18,6 +18,8 @@ from ppdiag.model import NONE, PIPELINE_KINDS, Flag, Kind
 from ppdiag.trace import rank_slices
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ppdiag.trace import Trace
 
 
@@ -164,7 +166,7 @@ def _by_first_forward(spans: np.ndarray, work: np.ndarray, ranks: tuple[int, ...
     return tuple(sorted(ranks, key=lambda rank: reached[rank]))
 
 
-def _fill_stages(spans: np.ndarray, work: np.ndarray, pipelines: list[tuple[int, ...]]) -> None:
+def _fill_stages(spans: np.ndarray, work: np.ndarray, pipelines: Iterable[tuple[int, ...]]) -> None:
     """Stage of chunk c on the p-th of P ranks is c * P + p (chunks are laid out as loops)."""
     unnamed = np.flatnonzero(work & (spans["stage"] == NONE))
     slices = rank_slices(spans["rank"][unnamed])
