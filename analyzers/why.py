@@ -9,7 +9,7 @@ Source: L. S. Shapley, "A value for n-person games" (1953).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ FACTORS = (Cause.HOST, Cause.COMMUNICATION, Cause.IMBALANCE)
 PYTHON = "python"
 HOST = (PYTHON, "data", "gc", "launch", "synchronising")
 """Causes of host time; the first is what no other takes."""
+HIDDEN = 0.1
+"""Where making one thing equal gains less than this of the imbalance, slow links or a late host hide its worth."""
 CHOICES = tuple(product((True, False), repeat=len(FACTORS)))
 """Which factors each of the eight worlds keeps; the first keeps all, the last none."""
 
@@ -43,7 +45,8 @@ class Shares:
         cause_K: for each cause its time; with ``busy_K`` they sum to ``duration_K``.
         kept_K: step times of the world that keeps all.
         without_K: for each factor, step times of the world that takes only it away.
-        equalised_K: step times with only stages, only microbatches, or only twin ranks made equal.
+        equalised_K: step times with only stages, only microbatches, or only twin ranks made equal; where the rest hides
+            what that gains, shorter by what it gains without the rest.
         prompt_K: step times without the host time of one cause of ``HOST``; python is all the rest.
     """
 
@@ -77,8 +80,24 @@ def share_out(graph: Graph, busy_K: np.ndarray) -> Shares:
     without = {factor: time[tuple(other is not factor for other in FACTORS)] for factor in FACTORS}
     others = dict(zip((*single, *prompt), duration_WK[len(worlds) :], strict=True))
     equalised = {name: others[name] for name in single}
+    if _gained_s(kept, equalised) < HIDDEN * float(cause[Cause.IMBALANCE].sum()):
+        equalised = _behind_the_rest(graph, time, single)
     prompt_K = {name: others.get(name, without[Cause.HOST] if name == PYTHON and not prompt else kept) for name in HOST}
     return Shares(graph.duration_K, busy_K, cause, kept, without, equalised, prompt_K)
+
+
+def _gained_s(kept_K: np.ndarray, without_K: Mapping[str, np.ndarray]) -> float:
+    return sum(max(0.0, float((kept_K - time_K).sum())) for time_K in without_K.values())
+
+
+def _behind_the_rest(
+    graph: Graph, time: Mapping[tuple[bool, ...], np.ndarray], single: Mapping[str, World]
+) -> dict[str, np.ndarray]:
+    """Step times with one thing made equal, by what that gains where transfers and the host are not in its way."""
+    free = World(host_R=np.zeros(len(graph.ranks_R)), transfer_L=np.zeros(len(graph.links)))
+    worlds = [replace(free, work_NK=world.work_NK) for world in single.values()]
+    gain_WK = time[False, False, True] - replay(graph, worlds).duration_WK
+    return dict(zip(single, time[CHOICES[0]] - gain_WK, strict=True))
 
 
 def _without_each_cause(graph: Graph) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ppdiag.analyzers import schedules
-from ppdiag.analyzers.diagnose import diagnose
+from ppdiag.analyzers.diagnose import analyse, diagnose
 from ppdiag.analyzers.graph import build_graphs
 from ppdiag.analyzers.program import build
 from ppdiag.analyzers.replay import World, replay
@@ -99,3 +99,20 @@ def test_what_an_inferred_message_takes_over_the_usual_is_kept_only_where_work_i
     as_measured, other_work = replay(graph, [World(), World(work_NK=graph.work_NK.copy())]).duration_WK
     assert as_measured.tolist() == pytest.approx(graph.duration_K.tolist())
     assert (as_measured - other_work).tolist() == pytest.approx([0.004] * len(as_measured))  # there and back
+
+
+def test_a_heavy_stage_behind_a_slow_link_is_the_stages_imbalance_all_the_same():
+    # Stage 0 takes three times as long, and all wait for the link of stages 2 and 3: equal stages alone gain nothing.
+    def duration(op, _rank, _step):
+        return (3 if op.stage == 0 else 1) * (MS if op.kind is Kind.FORWARD else 2 * MS)
+
+    def transfer(source, target):
+        return 6 * MS if {source, target} == {2, 3} else 0
+
+    orders = schedules.order("1F1B", ranks=4, chunks=1, microbatches=8)
+    trace = Pipeline(orders, [0, 1, 2, 3], duration=duration, transfer=transfer, steps=5).trace()
+    shares = analyse(trace).shares
+    assert (shares.kept_K - shares.equalised_K["stage"]).min() > 0
+    found = diagnose(trace)
+    assert found.why.imbalance > 0.05
+    assert found.imbalance.stage == pytest.approx(found.why.imbalance)
