@@ -84,8 +84,8 @@ class RunDirectory:
 def _of_the_newest_job(ranks: list[_Rank]) -> tuple[list[_Rank], list[str]]:
     """The ranks that belong with the one that began last: an earlier job may have left more ranks in the directory."""
     newest = max(ranks, key=lambda rank: whole_or_none(rank.header, "started_unix_ns") or 0)
-    size = newest.header.get("world_size")
-    kept = [rank for rank in ranks if rank.header.get("world_size", size) == size or size is None]
+    size = whole_or_none(newest.header, "world_size")
+    kept = [rank for rank in ranks if size is None or whole_or_none(rank.header, "world_size") in (None, size)]
     others = len(ranks) - len(kept)
     warning = f"{others} ranks of a job of another size in this directory were left out; give each job its own"
     return kept, [warning] if others else []

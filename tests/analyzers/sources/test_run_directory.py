@@ -425,6 +425,11 @@ def test_two_jobs_are_not_read_as_one(tmp_path: Path) -> None:
     assert len(read_trace([tmp_path / "a", tmp_path / "a"])) == len(small())
 
 
+def test_a_world_size_that_is_no_number_leaves_no_rank_out(tmp_path: Path) -> None:
+    write_run(tmp_path, small(ranks=2), header={"world_size": float("nan")})
+    assert sorted(read_trace([tmp_path]).ranks) == [0, 1]
+
+
 def test_ranks_that_an_earlier_job_of_another_size_left_are_left_out(tmp_path: Path) -> None:
     write_run(tmp_path, small(ranks=4), header={"started_unix_ns": 1})
     write_run(tmp_path, small(ranks=2), start=1, header={"started_unix_ns": 2})
