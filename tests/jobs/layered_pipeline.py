@@ -11,31 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from sleeping_pipeline import Sleep  # type: ignore[import-not-found]  # a script's own folder
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 DIM = 8
-
-
-class Sleep(torch.autograd.Function):
-    """The identity, which takes a while in both directions."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        ctx.backward_s = backward_s
-        time.sleep(forward_s)
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        time.sleep(ctx.backward_s)
-        return grad, None, None
 
 
 class Layer(nn.Module):
