@@ -5,6 +5,7 @@ torchrun --nproc-per-node 3 stands_still.py FOLDER
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -14,12 +15,24 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 PATIENCE_S = 60.0
+COMPLETED = 2
+"""Collectives that all ranks come to, before the one that the last does not come to."""
 
 
 def dump(folder: Path) -> None:
-    """Writes what Flight Recorder knows, whole or not at all."""
+    """Writes what Flight Recorder knows, whole or not at all, once it knows that the completed collectives are completed.
+
+    It learns of an end a little after `wait` returns: a dump made between the two shows an operation that hangs.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        known = _distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
+        completed = sum(entry["retired"] for entry in json.loads(known)["entries"])
+        if completed >= COMPLETED or time.monotonic() > end:
+            break
+        time.sleep(0.05)
     path = folder / f"dump_{dist.get_rank()}"
-    path.write_bytes(_distributed_c10d._dump_fr_trace_json())  # type: ignore[attr-defined]
+    path.write_bytes(known)
     path.rename(path.with_suffix(".json"))
 
 
@@ -28,7 +41,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     dist.init_process_group("gloo")
     tensor = torch.ones(4)
-    for _ in range(2):
+    for _ in range(COMPLETED):
         dist.all_reduce(tensor)
     if dist.get_rank() < 2:
         work = dist.all_reduce(tensor, async_op=True)
