@@ -25,6 +25,7 @@ from factory import MS, Pipeline
 
 from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
+from ppdiag.memory import keep_freed_memory
 from ppdiag.model import Collective, Kind
 from ppdiag.trace import SPAN_DTYPE, JobFacts, ProcessGroup, RankFacts, Trace, sorted_spans
 
@@ -111,6 +112,7 @@ def _tail(copies: np.ndarray, replicas: int, step: int) -> np.ndarray:
 
 def measure(replicas: int) -> None:
     """Diagnose one size and print its line."""
+    keep_freed_memory()
     trace = job(replicas)
     made_gib = _peak_gib()
     begin, cpu = time.perf_counter(), time.process_time()
@@ -125,10 +127,6 @@ def measure(replicas: int) -> None:
         f"{diagnosis.verdict.cause} at stage {diagnosis.verdict.stage}",
         flush=True,
     )
-
-
-def _say(part: str, done: int, of: int) -> None:
-    print(f"    {done} of {of}: {part}", file=sys.stderr, flush=True)
 
 
 def _peak_gib() -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppdiag.errors import OutputFailed
 from ppdiag.hang import Hang
+from ppdiag.memory import keep_freed_memory
 from ppdiag.stated import StatedLayout
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def _diagnose(paths: Sequence[Path], ranks: Sequence[int], layout: StatedLayout)
     from ppdiag.analyzers.sources import read_recording  # noqa: PLC0415
     from ppdiag.trace import Trace  # noqa: PLC0415
 
+    keep_freed_memory()
     with progress() as tell:
         recording = read_recording(paths, tell, ranks)
         if not isinstance(recording, Trace):
@@ -138,6 +140,7 @@ def take_apart(paths: Sequence[Path], layout: StatedLayout = NOT_STATED) -> Anal
     from ppdiag.analyzers.diagnose import analyse  # noqa: PLC0415
     from ppdiag.analyzers.sources import read_trace  # noqa: PLC0415
 
+    keep_freed_memory()
     with progress() as tell:
         return analyse(replace(read_trace(paths, tell), layout=layout), tell)
 

@@ -20,7 +20,7 @@ COMPLETED = 2
 
 
 def dump(folder: Path) -> None:
-    """Writes what Flight Recorder knows, whole or not at all, once it knows that the completed collectives are completed.
+    """Writes what Flight Recorder knows, whole or not at all, once it knows that the completed ones are completed.
 
     It learns of an end a little after `wait` returns: a dump made between the two shows an operation that hangs.
     """
