@@ -137,32 +137,39 @@ def run(  # noqa: PLR0917  (keywords take time)
         guard.failed(probe, error)
         return original(*args, **(kwargs or {}))
     state.named += 1
-    flag = _FAILED
     try:
         result = original(*args, **kwargs) if kwargs else original(*args)
-        flag = 0
-    finally:
+    except BaseException:
         end_ns = perf_counter_ns()
         state.named -= 1
+        _ended(probe, HostSpan(start_ns, end_ns, (tail, *also)), _FAILED, instruments, mark)
+        raise
+    end_ns = perf_counter_ns()
+    state.named -= 1
+    if instruments is not None or also:
+        _ended(probe, HostSpan(start_ns, end_ns, (tail, *also)), 0, instruments, mark)
+        return result
+    try:
         recorder.inside = None
-        try:
-            if instruments is None and not also and not flag:
-                recorder.append((start_ns, end_ns, tail))
-            else:
-                _record(HostSpan(start_ns, end_ns, (tail, *also)), flag, instruments, mark)
-        except Exception as error:
-            guard.failed(probe, error)
+        recorder.append((start_ns, end_ns, tail))
+    except Exception as error:
+        guard.failed(probe, error)
     return result
 
 
-def _record(span: HostSpan, flag: int, instruments: Instruments | None, mark: Any) -> None:
-    if flag:
-        span = span._replace(tails=tuple(with_flag(tail, flag) for tail in span.tails))
-    if instruments is not None:
-        instruments.end(mark, span)
-        return
-    for tail in span.tails:
-        RECORDER.append((span.start_ns, span.end_ns, tail))
+def _ended(probe: str, span: HostSpan, flag: int, instruments: Instruments | None, mark: Any) -> None:
+    """An op has ended in another way than most. Never raises."""
+    RECORDER.inside = None
+    try:
+        if flag:
+            span = span._replace(tails=tuple(with_flag(tail, flag) for tail in span.tails))
+        if instruments is not None:
+            instruments.end(mark, span)
+            return
+        for tail in span.tails:
+            RECORDER.append((span.start_ns, span.end_ns, tail))
+    except Exception as error:
+        guard.failed(probe, error)
 
 
 def run_schedule(probe: str, flags: int, original: Any, args: Sequence[Any], kwargs: Any) -> Any:
