@@ -57,7 +57,11 @@ class Database:
         self._connection.set_authorizer(_authorise)
         self._connection.set_progress_handler(self._check, BETWEEN_CHECKS)
         self._checks = 0
-        self._columns = self._read_schema()
+        try:
+            self._columns = self._read_schema()
+        except BadRecord:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Gives the file back."""

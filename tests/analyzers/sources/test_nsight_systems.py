@@ -69,7 +69,8 @@ def close(found, expected, part, within):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_are_those_that_sql_counts(real, name):
-    found = Database(real[name]).numbers("CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end", "deviceId"])
+    with contextlib.closing(Database(real[name])) as database:
+        found = database.numbers("CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end", "deviceId"])
     plain = sqlite3.connect(real[name])
     query = "SELECT deviceId, COUNT(*), SUM(end - start) FROM CUPTI_ACTIVITY_KIND_KERNEL GROUP BY deviceId"
     for device, count, total in plain.execute(query):
@@ -272,6 +273,15 @@ def test_a_cut_off_file_is_refused_or_read_as_far_as_it_goes(tmp_path):
             assert any("only the first rows" in warning for warning in read_trace([path]).warnings)
 
 
+def test_a_file_that_is_no_database_is_given_back(tmp_path):
+    path = tmp_path / "torn.sqlite"
+    path.write_bytes(exported(tmp_path, pipeline("GPipe", ranks=2)).read_bytes()[:100])
+    with pytest.raises(BadRecord) as refused:
+        Database(path)
+    opened = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert path not in opened, refused.value
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -328,7 +338,8 @@ def test_the_file_is_not_written_to(tmp_path):
 
 
 def test_a_payload_is_unpacked_by_the_layout_that_the_export_describes(real):
-    layout = layouts(Database(real["h100_2gpu_1s"]))
+    with contextlib.closing(Database(real["h100_2gpu_1s"])) as database:
+        layout = layouts(database)
     blob = (1).to_bytes(8, "little") + (16777226).to_bytes(8, "little") + (24).to_bytes(8, "little")
     blob += (32).to_bytes(8, "little") + (77).to_bytes(8, "little") + (4096).to_bytes(8, "little")
     blob += (3).to_bytes(4, "little") + bytes(4)
