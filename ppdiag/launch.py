@@ -27,6 +27,7 @@ from ppdiag.rundir import (
     parse_rank_file_name,
     read_run_file,
 )
+from ppdiag.stated import NOT_STATED, StatedLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,7 @@ def default_run_directory() -> Path:
     return next(Path(name) for name in names if not Path(name).exists())
 
 
-def prepare_run_directory(directory: Path, command: Sequence[str] = ()) -> Path:
+def prepare_run_directory(directory: Path, command: Sequence[str] = (), layout: StatedLayout = NOT_STATED) -> Path:
     """Make the directory, or join the run that is in it; write what the launcher knows.
 
     Several launchers may share a directory (one a node, or a restarted job): ranks number their files by restart, and
@@ -70,7 +71,7 @@ def prepare_run_directory(directory: Path, command: Sequence[str] = ()) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_run_directory(path) and any(path.iterdir()):
             raise LaunchFailed(f"{path} is not empty and holds no run; name a new or an empty directory")
-        _write_run_file(path, _launcher_facts(command))
+        _write_run_file(path, _launcher_facts(command) | ({"layout": layout.to_dict()} if layout else {}))
     except OSError as error:
         raise LaunchFailed(
             f"cannot write the run directory {path}: {error.strerror}; name another directory"

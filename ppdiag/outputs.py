@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ppdiag.errors import OutputFailed
 from ppdiag.hang import Hang
 from ppdiag.memory import keep_freed_memory
-from ppdiag.stated import StatedLayout
+from ppdiag.stated import NOT_STATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ppdiag.analyzers.diagnose import Analysis
     from ppdiag.conditions import Condition
     from ppdiag.diagnosis import Diagnosis
+    from ppdiag.stated import StatedLayout
 
     Progress = Callable[[str, int, int], None]
 
 STANDARD_OUTPUT = "-"
-NOT_STATED = StatedLayout()
 CONDITION_HOLDS = 3
 """Exit code where a ``--fail-on`` condition holds (of ``ppdiag run``: and the job itself succeeded)."""
 
@@ -59,7 +59,7 @@ def report(
         paths: the record.
         wanted: what to do with the diagnosis.
         ranks: of files that do not say theirs, in their order.
-        layout: as the user states it.
+        layout: as the user states it; else that which was stated when the job was started.
         summary_on_stderr: keep standard output for the job.
 
     Returns:
@@ -128,7 +128,7 @@ def _diagnose(paths: Sequence[Path], ranks: Sequence[int], layout: StatedLayout)
         recording = read_recording(paths, tell, ranks)
         if not isinstance(recording, Trace):
             return diagnose_hang(recording)
-        return diagnose(replace(recording, layout=layout), tell)
+        return diagnose(replace(recording, layout=layout or recording.layout), tell)
 
 
 def take_apart(paths: Sequence[Path], layout: StatedLayout = NOT_STATED) -> Analysis:
@@ -142,7 +142,8 @@ def take_apart(paths: Sequence[Path], layout: StatedLayout = NOT_STATED) -> Anal
 
     keep_freed_memory()
     with progress() as tell:
-        return analyse(replace(read_trace(paths, tell), layout=layout), tell)
+        trace = read_trace(paths, tell)
+        return analyse(replace(trace, layout=layout or trace.layout), tell)
 
 
 def _report_hang(hang: Hang, wanted: Wanted, *, on_stderr: bool) -> None:

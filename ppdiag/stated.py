@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ppdiag.errors import BadShape
 
 DEFAULT_ORDER = "tp-dp-pp"
 """The fastest first: Megatron's own default (tp-cp-ep-dp-pp), and DeepSpeed's."""
+MOST_OF_A_SIZE = 1 << 20
+"""Of one that a file states."""
 _OF_SIZE_1 = {"cp", "ep"}
 """May be named in an order, as in Megatron's: they divide the data-parallel ranks and move none to another stage."""
 
@@ -32,6 +35,22 @@ class StatedLayout:
 
     def __bool__(self) -> bool:
         return any(size is not None for size in (self.pp, self.vpp, self.tp, self.dp))
+
+    @classmethod
+    def of_record(cls, stated: object) -> StatedLayout:
+        """What :meth:`to_dict` gave, from a file: nothing stated where it holds anything else."""
+        if not isinstance(stated, dict) or not isinstance(stated.get("order"), str):
+            return cls()
+        sizes = {name: stated.get(name) for name in ("pp", "vpp", "tp", "dp")}
+        if any(
+            size is not None and (type(size) is not int or not 0 < size <= MOST_OF_A_SIZE) for size in sizes.values()
+        ):
+            return cls()
+        return cls(**sizes, order=stated["order"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a file of JSON."""
+        return asdict(self)
 
     def sizes(self, world_size: int) -> dict[str, int]:
         """P, TP and DP of so many ranks: TP is 1 where it is not stated, and the others follow.
@@ -79,3 +98,6 @@ class StatedLayout:
                 rest, at[name] = divmod(rest, sizes[name])
             found.setdefault((at["dp"], at["tp"]), {})[at["pp"]] = rank
         return tuple(sorted(tuple(ranks[position] for position in sorted(ranks)) for ranks in found.values()))
+
+
+NOT_STATED = StatedLayout()

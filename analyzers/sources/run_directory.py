@@ -18,9 +18,18 @@ from ppdiag.analyzers.sources.device_words import DeviceWords, move_posts
 from ppdiag.analyzers.sources.layer_spans import LayerNames, facts_of, without_layers
 from ppdiag.analyzers.sources.run_files import FileBytes, damage, latest_files, read_lines
 from ppdiag.analyzers.validation import MOST_RANKS, plausible, whole, whole_or_none
-from ppdiag.errors import BadRecord, NotARun, NothingRecorded, VersionMismatch
+from ppdiag.errors import BadRecord, BadShape, NotARun, NothingRecorded, VersionMismatch
 from ppdiag.model import FORMAT_VERSION
-from ppdiag.rundir import MAX_HEADER_BYTES, PROCESSES_FILE, RUN_FILE, SPAN_MAGIC, decode_blocks, parse_rank_file_name
+from ppdiag.rundir import (
+    MAX_HEADER_BYTES,
+    PROCESSES_FILE,
+    RUN_FILE,
+    SPAN_MAGIC,
+    decode_blocks,
+    parse_rank_file_name,
+    read_run_file,
+)
+from ppdiag.stated import StatedLayout
 from ppdiag.trace import SPAN_DTYPE, JobFacts, ProcessGroup, RankFacts, Trace, fact_names, sorted_spans
 
 if TYPE_CHECKING:
@@ -77,8 +86,23 @@ class RunDirectory:
         warnings += [*mixed, *map(str, failures)]
         ended = {rank_state.ended_host(path) for path in paths}
         trace = _assemble(ranks, source=", ".join(map(str, paths)), ended=ended, warnings=warnings)
+        trace = _with_stated_layout(trace, paths)
         report = _nccl_report(paths)
         return replace(trace, transports=transports_of(report), nccl=digest_of(report)) if report else trace
+
+
+def _with_stated_layout(trace: Trace, paths: Sequence[Path]) -> Trace:
+    """The trace with the layout that was stated when the job was started, where it is one of so many ranks."""
+    stated = (StatedLayout.of_record(read_run_file(path).get("layout")) for path in paths)
+    layout = next(filter(None, stated), None)
+    if layout is None:
+        return trace
+    try:
+        layout.pipelines(trace.job.world_size or len(trace.ranks))
+    except BadShape as error:
+        warning = f"{RUN_FILE}: the layout that was stated for this job is not used: {error}"
+        return replace(trace, warnings=(*trace.warnings, warning))
+    return replace(trace, layout=layout)
 
 
 def _of_the_newest_job(ranks: list[_Rank]) -> tuple[list[_Rank], list[str]]:

@@ -83,7 +83,7 @@ def run(  # noqa: PLR0913  (one argument an option)
     check_command(command)
     output = output or default_run_directory()
     check_targets(asked, run_directory=output)
-    path = prepare_run_directory(output, command)
+    path = prepare_run_directory(output, command, layout)
     before = rank_files(path)
     variables = job_variables(
         path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps, adapters=adapters, layer_times=layer_times

@@ -16,8 +16,10 @@ from ppdiag.analyzers import schedules
 from ppdiag.analyzers.diagnose import diagnose
 from ppdiag.analyzers.sources import read_trace
 from ppdiag.errors import BadRecord, NotARun, NothingRecorded, PathNotFound, PpdiagError, VersionMismatch
+from ppdiag.launch import prepare_run_directory
 from ppdiag.model import SPAN_FIELDS, Flag, Kind, RankStatus
 from ppdiag.rundir import BLOCK_HEADER, BLOCK_MAGIC, RUN_FILE, encode_block, encode_header
+from ppdiag.stated import StatedLayout
 from ppdiag.trace import Waiting, sorted_spans
 from tests.analyzers.factory import Pipeline
 from tests.analyzers.runs import blocks, header_bytes, write_run, write_spans, write_state, write_words
@@ -472,3 +474,27 @@ def test_a_rank_whose_words_are_lost_is_named(tmp_path):
     found = read_trace([tmp_path])
     assert "rank00001-0.jsonl: names no group of rank 1, so that its messages have no other end" in found.warnings
     assert not any("rank00000-0.jsonl: names no group" in warning for warning in found.warnings)
+
+
+def test_the_layout_that_was_stated_for_the_job_is_that_of_its_record(tmp_path: Path) -> None:
+    path = prepare_run_directory(tmp_path / "run", ["train"], StatedLayout(pp=2, vpp=2))
+    write_run(path, small())
+    assert read_trace([path]).layout == StatedLayout(pp=2, vpp=2)
+
+
+def test_a_stated_layout_of_another_number_of_ranks_is_spoken_of_and_not_used(tmp_path: Path) -> None:
+    path = prepare_run_directory(tmp_path / "run", ["train"], StatedLayout(pp=3))
+    write_run(path, small())
+    trace = read_trace([path])
+    assert not trace.layout
+    assert any("not used" in warning and "has 3 ranks, and the job 2" in warning for warning in trace.warnings)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    ["pp", 7, {}, {"order": 7}, {"pp": -1, "order": "pp"}, {"pp": 10**30, "order": "pp"}, {"pp": True, "order": ""}],
+)
+def test_a_damaged_layout_states_nothing(tmp_path: Path, stated: object) -> None:
+    write_run(tmp_path, small())
+    (tmp_path / RUN_FILE).write_text(json.dumps({"layout": stated}))
+    assert not read_trace([tmp_path]).layout
