@@ -50,6 +50,11 @@ def torchrun(ranks: int, script: str, *arguments: str, run_dir: Path | None = No
     return result
 
 
+def torch_ships(schedule: str) -> bool:
+    """Whether the torch at hand has a schedule of this name (DualPipeV: from 2.9 on)."""
+    return hasattr(pytest.importorskip("torch.distributed.pipelining.schedules"), f"Schedule{schedule}")
+
+
 def read_trace(run_dir: Path) -> Trace:
     return RunDirectory().read([run_dir], None)
 

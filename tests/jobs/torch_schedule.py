@@ -89,7 +89,8 @@ def plan(schedule: Any, rank: int) -> dict[str, int]:
     order = getattr(schedule, "pipeline_order_with_comms", None)
     if order is None:
         return {}
-    actions = [part for action in order[rank] for part in (action.sub_actions or [action])]
+    # an action has parts from torch 2.9 on
+    actions = [part for action in order[rank] for part in (getattr(action, "sub_actions", None) or [action])]
     return dict(Counter(action.computation_type.name for action in actions))
 
 

@@ -42,6 +42,8 @@ def test_ops_that_wait_for_each_other_are_refused() -> None:
 def test_receives_are_posted_where_torch_posts_them(name: str, ranks: int, microbatches: int) -> None:
     pytest.importorskip("torch")
     module = pytest.importorskip("torch.distributed.pipelining.schedules")
+    if not hasattr(module, "_add_reduce_grad"):
+        pytest.skip("torch 2.8 leaves one gap less after the last op of a stage, and so posts some receives an op later")
     stages = [
         SimpleNamespace(stage_index=c * ranks, num_stages=2 * ranks, group_size=ranks, group_rank=0, submod=None)
         for c in range(2)
@@ -60,7 +62,7 @@ def test_receives_are_posted_where_torch_posts_them(name: str, ranks: int, micro
 
 def parts(action: Any) -> list[Op]:
     """torch's action as ops; none of a gap."""
-    single = [] if action is None else action.sub_actions or [action]
+    single = [] if action is None else getattr(action, "sub_actions", None) or [action]
     return [
         Op(KINDS[one.computation_type.name], one.stage_index, one.microbatch_index)
         for one in single
