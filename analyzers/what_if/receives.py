@@ -55,7 +55,7 @@ def receives_ahead(
 def with_gaps(turns: Sequence[Sequence[Op]]) -> list[Sequence[Op]]:
     """The turns of one rank with the gaps that torch leaves between them.
 
-    After the last op of a stage it reduces the stage's gradients, and lets go of its weights: two turns (torch 2.8: one).
+    After the last op of a stage it reduces gradients, and lets go of the stage's weights: two turns (torch 2.8: one).
     """
     last = {op.stage: number for number, turn in enumerate(turns) for op in turn}
     gapped: list[Sequence[Op]] = []

@@ -43,7 +43,7 @@ def test_receives_are_posted_where_torch_posts_them(name: str, ranks: int, micro
     pytest.importorskip("torch")
     module = pytest.importorskip("torch.distributed.pipelining.schedules")
     if not hasattr(module, "_add_reduce_grad"):
-        pytest.skip("torch 2.8 leaves one gap less after the last op of a stage, and so posts some receives an op later")
+        pytest.skip("torch 2.8 leaves one gap less after the last op of a stage: receives an op later")
     stages = [
         SimpleNamespace(stage_index=c * ranks, num_stages=2 * ranks, group_size=ranks, group_rank=0, submod=None)
         for c in range(2)
