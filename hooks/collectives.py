@@ -8,11 +8,11 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ppdiag.hooks.recorder import RECORDER, Tail, thread_state
-from ppdiag.model import NONE, Collective, Kind
+from ppdiag.hooks.device import HostSpan
+from ppdiag.hooks.recorder import RECORDER, Tail, thread_state, with_flag
+from ppdiag.model import NONE, Collective, Flag, Kind
 
 if TYPE_CHECKING:
-    from ppdiag.hooks.device import HostSpan
     from ppdiag.hooks.groups import Group
     from ppdiag.hooks.instruments import Instruments
 
@@ -47,12 +47,15 @@ _KIND = int(Kind.COLLECTIVE)
 
 def describe(group: Group, op: Collective, args: tuple[Any, ...]) -> Tail:
     """The tail of a collective that is about to be issued with these arguments (the group itself first)."""
-    recorder, state = RECORDER, thread_state()
-    size_bytes = _size_bytes(args[1]) if len(args) > 1 else 0
     roots = [arg.rootRank for arg in args[2:] if hasattr(arg, "rootRank")]
-    root = group.global_rank(roots[0]) if roots else NONE
+    return new_tail(group, op, _size_bytes(args[1]) if len(args) > 1 else 0, roots[0] if roots else NONE)
+
+
+def new_tail(group: Group, op: Collective, size_bytes: int, root: int) -> Tail:
+    """The tail of the group's next collective, posted now; ``root`` is a rank of the group, or below 0."""
+    recorder, state = RECORDER, thread_state()
     seq, index, thread = next(group.collectives), group.index, state.number
-    where = (root, 0, NONE, NONE, NONE, index, thread)
+    where = (NONE if root < 0 else group.global_rank(root), 0, NONE, NONE, NONE, index, thread)
     return (perf_counter_ns(), size_bytes, recorder.step, seq, *where, state.flags, _KIND, op)
 
 
@@ -86,3 +89,36 @@ class Marks:
     def keep(self, span: HostSpan) -> None:
         """Record the op."""
         self._instruments.keep(self._begin, self._end, span)
+
+
+class Wait:
+    """A wait for collectives, from now on and on this thread, that is no call of ``Work.wait``."""
+
+    __slots__ = ("_instruments", "_mark", "_start_ns", "_tails")
+
+    def __init__(self, tails: tuple[Tail, ...]) -> None:
+        self._tails, self._instruments = tails, RECORDER.instruments
+        RECORDER.inside = tails[0]
+        RECORDER.inside_start_ns = self._start_ns = perf_counter_ns()
+        self._mark = None if self._instruments is None else self._instruments.begin(tails[0])
+
+    def end(self) -> int:
+        """It has ended, and is recorded; gives the time (ns)."""
+        end_ns, RECORDER.inside = perf_counter_ns(), None
+        if self._instruments is not None:
+            self._instruments.end(self._mark, HostSpan(self._start_ns, end_ns, self._tails))
+        else:
+            self._append(end_ns, self._tails)
+        return end_ns
+
+    def fail(self) -> None:
+        """It raised."""
+        end_ns, RECORDER.inside = perf_counter_ns(), None
+        if self._instruments is not None:
+            self._instruments.drop(self._mark)
+            self._instruments.drop(self._instruments.leave(self._tails[0]))
+        self._append(end_ns, tuple(with_flag(tail, Flag.FAILED) for tail in self._tails))
+
+    def _append(self, end_ns: int, tails: tuple[Tail, ...]) -> None:
+        for tail in tails:
+            RECORDER.append((self._start_ns, end_ns, tail))

@@ -84,9 +84,10 @@ def wake_probes() -> None:
 
 
 def _probes_of_ops() -> list[Any]:
-    from ppdiag.hooks import autograd, host_causes, layer_times, modules, process_group
+    from ppdiag.hooks import autograd, host_causes, issued_by_torch, layer_times, modules, process_group
 
-    return [layer_times, process_group, modules, host_causes, autograd]  # its patch lies over that of modules
+    # The patch of autograd lies over that of modules.
+    return [layer_times, process_group, issued_by_torch, modules, host_causes, autograd]
 
 
 def _is_asleep(probe: Any) -> bool:
@@ -117,9 +118,9 @@ def _probes(module: str) -> list[Any]:
 
         return [optimizer, control]
     if module == DISTRIBUTED:
-        from ppdiag.hooks import clock, host_causes, instruments, layer_times, modules, process_group
+        from ppdiag.hooks import clock, host_causes, instruments, issued_by_torch, layer_times, modules, process_group
 
-        return [layer_times, process_group, modules, clock, host_causes, instruments]
+        return [layer_times, process_group, issued_by_torch, modules, clock, host_causes, instruments]
     if module == AUTOGRAD:
         from ppdiag.hooks import autograd
 

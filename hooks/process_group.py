@@ -4,7 +4,7 @@ The functions of ``torch.distributed`` are left alone: ``P2POp`` compares them b
 import isend`` may have bound them before us. All of them end in the methods patched here.
 
 One span a message: posted in ``send``/``recv``, waited for in its ``Work.wait``. Not seen: what C++ issues by itself
-(DDP's reducer, functional collectives), and a wait through ``get_future()``, whose message counts as never waited for.
+(``issued_by_torch`` sees it), and a wait through ``get_future()``, whose message counts as never waited for.
 """
 
 from __future__ import annotations
@@ -297,6 +297,10 @@ def _collective(original: Any, op: Collective) -> Any:
         return work
 
     return collective
+
+
+CODE_OF_COLLECTIVES = _collective(None, Collective.OTHER).__code__
+"""The code of the wrappers of collectives: on the stack below it, an op is one that they record."""
 
 
 def _start_coalescing(original: Any) -> Any:
