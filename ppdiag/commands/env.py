@@ -5,11 +5,23 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ppdiag.launch import job_variables, prepare_run_directory
-from ppdiag.options import adapters_option, layer_times_option, max_size_option, mode, mode_options, nccl_option
+from ppdiag.options import (
+    adapters_option,
+    layer_times_option,
+    layout_options,
+    max_size_option,
+    mode,
+    mode_options,
+    nccl_option,
+)
+
+if TYPE_CHECKING:
+    from ppdiag.stated import StatedLayout
 
 
 @click.command()
@@ -19,6 +31,7 @@ from ppdiag.options import adapters_option, layer_times_option, max_size_option,
 @mode_options
 @layer_times_option
 @adapters_option
+@layout_options
 def env(  # noqa: PLR0913  (one argument an option)
     directory: Path,
     *,
@@ -30,6 +43,7 @@ def env(  # noqa: PLR0913  (one argument an option)
     measure_overhead: bool,
     layer_times: bool,
     adapters: bool,
+    layout: StatedLayout,
 ) -> None:
     """Print the variables that make a job record into DIRECTORY.
 
@@ -40,7 +54,7 @@ def env(  # noqa: PLR0913  (one argument an option)
     The directory is made if need be. It must be seen by all nodes under the same path, as must ppdiag itself.
     """
     steps = mode(dormant=dormant, every=every, window=window, measure_overhead=measure_overhead)
-    path = prepare_run_directory(directory)
+    path = prepare_run_directory(directory, layout=layout)
     variables = job_variables(
         path, os.environ, max_bytes=max_size, nccl=nccl, mode=steps, adapters=adapters, layer_times=layer_times
     )

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from ppdiag.cli import main
 from ppdiag.launch import bootstrap_directory
+from ppdiag.rundir import read_run_file
 
 
 def _exports(*arguments: str) -> str:
@@ -81,3 +82,9 @@ def test_adapters_are_on_unless_they_are_switched_off(tmp_path):
 def test_layers_are_timed_where_it_is_asked_for(tmp_path):
     assert _in_a_shell(_exports("--layer-times", str(tmp_path / "run")), "PPDIAG_LAYER_TIMES") == "1"
     assert "PPDIAG_LAYER_TIMES" not in _exports(str(tmp_path / "other"))
+
+
+def test_a_stated_layout_is_kept_in_the_run_directory(tmp_path):
+    _exports(str(tmp_path / "run"), "--pp", "4", "--order", "tp-pp-dp")
+    stated = read_run_file(tmp_path / "run")["layout"]
+    assert stated == {"pp": 4, "vpp": None, "tp": None, "dp": None, "order": "tp-pp-dp"}
