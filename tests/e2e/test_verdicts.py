@@ -31,7 +31,7 @@ HOST = {
     (rank, place): f"--forward-ms 2 --backward-ms 4 --host-sleep {rank}:100:{place}"
     for rank, place in ((0, "between"), (3, "between"), (1, "optimizer"), (2, "optimizer"))
 }
-FEW = "--schedule GPipe --microbatches 2"
+FEW = "--schedule LoopedBFS --virtual-stages 2 --microbatches 2"  # torch up to 2.10 takes no GPipe of so few
 SCENARIOS = [*EQUAL.values(), *SLOW.values(), SLOW_CHUNK, *HOST.values(), FEW]
 
 
