@@ -134,7 +134,7 @@ def _read_table(path: Path) -> _Table:
             word=optype.indices.to_numpy(zero_copy_only=False),
             words=tuple(map(str, optype.dictionary.to_pylist())),
         )
-    except (pa.ArrowException, OSError, OverflowError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadRecord(f"{path}: expected a table of ops in Parquet, and it cannot be read: {reason}") from error
 

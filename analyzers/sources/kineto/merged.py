@@ -167,7 +167,7 @@ def _before(hosts: Mapping[Any, int], devices: Mapping[Any, int], events: Events
         host = pid if pid in hosts else host
         if pid in devices and pid not in found:
             found[pid] = host
-    return found if len(set(found.values()) - {None}) == len(hosts) else None
+    return found if set(found.values()) == set(hosts) else None  # None is the host of a device before all of them
 
 
 def _ranks(names: list[str], told: Any) -> dict[str, int]:  # noqa: ANN401  (a value of the header)
