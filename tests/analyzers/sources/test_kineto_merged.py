@@ -92,6 +92,17 @@ def test_kernels_of_one_device_number_are_not_divided_by_guessing(tmp_path):
         read_trace([merge(tmp_path, traces)])
 
 
+def test_a_device_that_stands_before_every_process_is_nobodys(tmp_path):
+    _, traces = job(tmp_path)
+    for trace in traces:
+        for event in trace["traceEvents"]:
+            event["args"].pop("correlation", None)
+    kernels = [{**event, "pid": 7} for event in traces[0]["traceEvents"] if event["cat"] == "kernel"]
+    traces[0]["traceEvents"][:0] = kernels
+    with pytest.raises(BadRecord, match="2 processes merged into one file"):
+        read_trace([merge(tmp_path, traces)])
+
+
 def test_a_damaged_id_makes_no_second_rank(tmp_path):
     folder, _ = job(tmp_path)
     expected = read_trace([folder])

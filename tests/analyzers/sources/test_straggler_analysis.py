@@ -180,6 +180,13 @@ def test_damaged_bytes_give_a_trace_or_the_error_of_a_bad_record(tmp_path):
             assert len(read_trace([damaged]))
 
 
+def test_a_column_whose_name_is_no_text_is_a_bad_record(tmp_path):
+    damaged = tmp_path / "trace-ST.parquet"
+    damaged.write_bytes(ST.read_bytes().replace(b"optype", b"opt\xff\xffe"))
+    with pytest.raises(BadRecord, match="expected a table of ops in Parquet, and it cannot be read"):
+        read_trace([damaged])
+
+
 def test_tables_of_two_jobs_are_not_mixed():
     with pytest.raises(BadRecord, match="a job of its own"):
         read_trace([ST, SE])
