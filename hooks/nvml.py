@@ -127,7 +127,7 @@ def start(say: Say, cuda: Any) -> None:
     """Sample the current device of torch from now on, where NVML is to be had."""
     try:
         import pynvml
-    except ImportError:
+    except Exception:  # not there, or broken
         return
     if _running:
         return

@@ -1,7 +1,7 @@
 """NVTX ranges around what is recorded, in the domain ``ppdiag``: users of nsys see stage, microbatch and what it was.
 
-The package nvtx may be missing in the training environment: then there are no ranges. Without an attached tool it gives
-a domain that does nothing, and there are none either.
+The package nvtx may be missing in the training environment, or older than 0.2.13: then there are no ranges. Without an
+attached tool it gives a domain that does nothing, and there are none either.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ def open_ranges() -> Ranges | None:
     """The ranges; None where nobody would see them."""
     try:
         import nvtx
-    except ImportError:
+
+        domain = nvtx.get_domain(DOMAIN)
+        # Without a tool (or with NVTX_DISABLE) the domain is a dummy, whose attributes are None.
+        return Ranges(domain) if domain.get_event_attributes(message=DOMAIN) is not None else None
+    except Exception:  # no package, or one before 0.2.13, which lacks some of this: the device is timed all the same
         return None
-    domain = nvtx.get_domain(DOMAIN)
-    # Without a tool (or with NVTX_DISABLE) the domain is a dummy, whose attributes are None.
-    return Ranges(domain) if domain.get_event_attributes(message=DOMAIN) is not None else None

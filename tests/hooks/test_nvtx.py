@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,14 @@ def test_without_a_tool_there_are_no_ranges() -> None:
 def test_without_the_package_there_are_no_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)
     assert ranges.open_ranges() is None
+
+
+def test_an_older_package_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    before_0_2_11 = SimpleNamespace(annotate=None)
+    domain = SimpleNamespace(get_event_attributes=Domain().get_event_attributes)
+    for package in (before_0_2_11, SimpleNamespace(get_domain=lambda _: domain)):
+        monkeypatch.setitem(sys.modules, "nvtx", package)
+        assert ranges.open_ranges() is None
 
 
 def test_a_real_tool_sees_the_ranges(tmp_path: Any, checkout_environment: dict[str, str]) -> None:
