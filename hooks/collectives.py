@@ -36,11 +36,13 @@ COLLECTIVES = {
     "broadcast": Collective.BROADCAST,
     "reduce": Collective.REDUCE,
     "gather": Collective.GATHER,
+    "gather_into_tensor": Collective.GATHER,
+    "gather_single": Collective.GATHER,
     "scatter": Collective.SCATTER,
     "barrier": Collective.BARRIER,
     "monitored_barrier": Collective.BARRIER,
 }
-"""Names over all versions from 2.6 to 2.14; those that exist are patched."""
+"""Names over all versions from 2.6 to 2.15; those that exist are patched."""
 
 _KIND = int(Kind.COLLECTIVE)
 

@@ -48,16 +48,25 @@ MOST_POSTED = 4096
 """Functional collectives of which no wait has been seen: more are not remembered."""
 NAMES = {
     "ALLREDUCE": Collective.ALL_REDUCE,
+    "ALLREDUCE_COALESCED": Collective.ALL_REDUCE,
     "ALLGATHER": Collective.ALL_GATHER,
+    "ALLGATHER_BASE": Collective.ALL_GATHER,
+    "ALLGATHER_COALESCED": Collective.ALL_GATHER,
+    "ALLGATHER_INTO_TENSOR_COALESCED": Collective.ALL_GATHER,
     "REDUCE_SCATTER": Collective.REDUCE_SCATTER,
+    "REDUCE_SCATTER_BASE": Collective.REDUCE_SCATTER,
+    "REDUCE_SCATTER_TENSOR_COALESCED": Collective.REDUCE_SCATTER,
     "ALLTOALL": Collective.ALL_TO_ALL,
+    "ALLTOALL_BASE": Collective.ALL_TO_ALL,
     "BROADCAST": Collective.BROADCAST,
     "REDUCE": Collective.REDUCE,
     "GATHER": Collective.GATHER,
     "SCATTER": Collective.SCATTER,
     "BARRIER": Collective.BARRIER,
 }
-"""Of ``HookOpName``; what it has besides is no collective."""
+"""Of ``HookOpName`` in 2.14 and 2.15, where some have names of their own."""
+NO_COLLECTIVES = ("SEND", "RECV", "SPLIT", "NEW_WINDOW", "UNKNOWN")
+"""What it has besides; a name that neither has is a collective of another kind."""
 _STEP_AT = 2
 """Position in a tail."""
 
@@ -80,7 +89,8 @@ def install() -> None:
         return
     guard.register(PROBE, _switch_off)
     names = sys.modules["torch._C._distributed_c10d"].HookOpName
-    _ops.update({getattr(names, name): op for name, op in NAMES.items() if hasattr(names, name)})
+    known = {value: NAMES.get(name, Collective.OTHER) for name, value in names.__members__.items()}
+    _ops.update({value: op for value, op in known.items() if value.name not in NO_COLLECTIVES})
     _patches.replace(owner, "_set_group_name", _set_group_name(vars(owner)["_set_group_name"]))
     RECORDER.on_step.append(_next_step)
     RECORDER.on_finish.append(_write_all)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FIELD_NAMES = [name for name, _, _ in SPAN_FIELDS]
-Names = Enum("Names", " ".join(["SEND", "RECV", *issued_by_torch.NAMES, "SPLIT", "UNKNOWN"]))  # type: ignore[misc]
+Names = Enum("Names", " ".join([*issued_by_torch.NAMES, *issued_by_torch.NO_COLLECTIVES, "NEW"]))  # type: ignore[misc]
 
 
 class Tensor:
@@ -226,6 +226,12 @@ def test_what_nobody_is_seen_to_wait_for_is_its_post_alone(torch: Torch) -> None
     for span in (first, second):
         assert span["flags"] == Flag.NEVER_WAITED
         assert span["start_ns"] == span["end_ns"] == span["post_ns"]
+
+
+def test_an_op_of_a_new_name_is_a_collective_and_what_is_none_is_no_span(torch: Torch) -> None:
+    for name in ("NEW", *issued_by_torch.NO_COLLECTIVES):
+        torch.group().issue(name, [])
+    assert [(span["op"], span["flags"]) for span in recorded()] == [(Collective.OTHER, Flag.NEVER_WAITED)]
 
 
 def test_an_op_that_the_wrappers_record_is_no_second_span(torch: Torch) -> None:
