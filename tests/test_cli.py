@@ -101,3 +101,10 @@ def test_a_command_like_no_other_is_guessed_at_by_nobody():
 def test_a_home_that_cannot_be_written_is_nothing_to_talk_about(shell):
     done = shell(f"HOME=/proc XDG_CONFIG_HOME= XDG_CACHE_HOME= {PPDIAG} schedule 1f1b --svg out.svg >out.txt")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("command", "end"), [("check", "pretrain_gpt.py …"), ("plan", "--global-batch 1024")])
+def test_an_example_in_a_help_is_one_line_to_copy(command, end):
+    shown = CliRunner().invoke(main, [command, "--help"], terminal_width=50).output
+    (example,) = [line for line in shown.splitlines() if line.startswith(f"      ppdiag {command} ")]
+    assert example.endswith(end)

@@ -30,8 +30,9 @@ def check(command: tuple[str, ...], *, device: str | None, network: str | None, 
     It understands torchrun, deepspeed, srun and accelerate, and the arguments of Megatron, DeepSpeed (its JSON) and
     torchtitan (its TOML).
 
+    \b
         ppdiag check -- torchrun --nproc-per-node 8 pretrain_gpt.py …
-    """
+    """  # noqa: D301  (\b: click does not wrap what follows)
     from ppdiag.analyzers.planning.check import ERROR  # noqa: PLC0415
     from ppdiag.analyzers.planning.check import check as find  # noqa: PLC0415
     from ppdiag.analyzers.planning.hardware import DEVICES, NETWORKS  # noqa: PLC0415

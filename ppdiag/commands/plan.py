@@ -84,8 +84,9 @@ def plan(  # noqa: PLR0913  (one argument an option)
 
     It begins with whether a pipeline is needed at all. A layout is TP x PP x DP with V stages a rank.
 
+    \b
         ppdiag plan --model llama3-70b --gpus 512 --global-batch 1024
-    """
+    """  # noqa: D301  (\b: click does not wrap what follows)
     if list_models:
         click.echo(_known())
         return
