@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ppdiag.hooks.collectives import Marks, describe
+from ppdiag.hooks.collectives import Marks, Wait, describe
 from ppdiag.hooks.device import HostSpan
-from ppdiag.hooks.recorder import compute_tail
-from ppdiag.model import NONE, SPAN_FIELDS, Collective, Kind
+from ppdiag.hooks.recorder import RECORDER, compute_tail
+from ppdiag.model import NONE, SPAN_FIELDS, Collective, Flag, Kind
 
+if TYPE_CHECKING:
+    import pytest
+
+FLAGS_AT = [name for name, _, _ in SPAN_FIELDS].index("flags")
 NAMES = [name for name, _, _ in SPAN_FIELDS][2:]
 GROUP: Any = SimpleNamespace(index=3, collectives=itertools.count(), global_rank=lambda rank: 10 + rank)
 
@@ -55,6 +59,9 @@ class Instruments:
     def keep(self, *marks: object) -> None:
         self.said.append(marks)
 
+    def end(self, mark: object, span: HostSpan) -> None:
+        self.said.append((mark, span.tails))
+
 
 def test_moments_around_a_post_are_recorded_or_given_back() -> None:
     tail = compute_tail(Kind.COLLECTIVE, 1, (NONE, NONE, NONE), 0)
@@ -65,3 +72,19 @@ def test_moments_around_a_post_are_recorded_or_given_back() -> None:
         marks.leave()
         getattr(marks, finish)(*([span] if finish == "keep" else []))
         assert instruments.said == said
+
+
+def test_a_wait_lies_between_two_moments_of_the_device_and_of_one_that_raised_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tails = (compute_tail(Kind.COLLECTIVE, 1, (NONE, NONE, NONE), 0),) * 2
+    for finish, said, spans in (("end", [("begin", tails)], 0), ("fail", ["begin", "end"], 2)):
+        instruments: Any = Instruments()
+        monkeypatch.setattr(RECORDER, "instruments", instruments)
+        wait = Wait(tails)
+        assert RECORDER.inside == tails[0]
+        getattr(wait, finish)()
+        assert RECORDER.inside is None
+        assert instruments.said == said
+        assert [span[FLAGS_AT] for span in RECORDER.spans] == [Flag.FAILED] * spans
+    RECORDER.spans.clear()

@@ -213,7 +213,7 @@ def test_a_collective_of_several_tensors_is_one_span(torch: Torch) -> None:
     torch.group().issue("ALLREDUCE", [Tensor(1), Tensor(2)])
     for storage in (2, 1):
         torch.wait_tensor._op(Tensor(storage))
-    assert [span["size_bytes"] for span in recorded()] == [128]
+        assert [span["size_bytes"] for span in recorded()] == [128]
 
 
 def test_what_nobody_is_seen_to_wait_for_is_its_post_alone(torch: Torch) -> None:
