@@ -56,7 +56,7 @@ class ThreadState:
     """What one thread is doing, as far as the probes must know of each other.
 
     Attributes:
-        number: 0 for the thread that recorded first.
+        number: 0 for the thread that recorded first, and for those on which autograd runs its backwards.
         named: depth of the brackets in which a framework adapter names the computation.
         depth: depth of calls of modules.
         flags: flags that all spans of this thread get at the moment (INIT).
@@ -81,7 +81,18 @@ class Threads(threading.local):
     _numbers = itertools.count()
 
     def __init__(self) -> None:
-        self.state = ThreadState(next(self._numbers))
+        self.state = ThreadState(0 if _is_of_autograd() else next(self._numbers))
+
+
+def _is_of_autograd() -> bool:
+    """Whether autograd runs a backward on this thread of its own, for a thread that waits for it.
+
+    It has one for each device, so that on a GPU what a backward sends and waits for comes from there.
+    """
+    task_id = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
+    if task_id is None or task_id() == -1:
+        return False
+    return threading.get_ident() not in {thread.ident for thread in threading.enumerate()}
 
 
 class Recorder:

@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -180,3 +181,30 @@ def test_each_thread_has_a_state_of_its_own_and_keeps_it_in_every_context() -> N
     assert first[0] is first[1]
     assert second[0] is second[1]
     assert first[0].number != second[0].number
+
+
+def test_a_thread_of_autograds_own_counts_as_the_first() -> None:
+    torch = pytest.importorskip("torch")
+    seen = []
+
+    class Nested(torch.autograd.Function):
+        """A backward that runs another one: beyond some 60 of them the engine takes threads of its own."""
+
+        @staticmethod
+        def forward(ctx: Any, tensor: Any, depth: int) -> Any:
+            ctx.depth = depth
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            if ctx.depth == 0:
+                seen.append((threading.get_ident(), thread_state().number))
+            else:
+                with torch.enable_grad():
+                    Nested.apply(torch.ones(1, requires_grad=True), ctx.depth - 1).backward()
+            return gradient, None
+
+    Nested.apply(torch.ones(1, requires_grad=True), 70).backward()
+    ((thread, number),) = seen
+    assert thread not in {other.ident for other in threading.enumerate()}
+    assert number == 0
