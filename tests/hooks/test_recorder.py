@@ -187,7 +187,7 @@ def test_a_thread_of_autograds_own_counts_as_the_first() -> None:
     torch = pytest.importorskip("torch")
     seen = []
 
-    class Nested(torch.autograd.Function):
+    class Nested(torch.autograd.Function):  # type: ignore[name-defined]
         """A backward that runs another one: beyond some 60 of them the engine takes threads of its own."""
 
         @staticmethod
