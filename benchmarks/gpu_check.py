@@ -334,8 +334,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12, help="pairs of blocks of steps with and without hooks")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep records and logs here")
     args = parser.parse_args()
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        print(f"{sys.executable} has no torch ({error}); give one that has: make gpu-check PYTHON=…", file=sys.stderr)
+        return 2
     if not args.dry_run and not torch.cuda.is_available():
         print("no CUDA device here; --dry-run checks the script itself", file=sys.stderr)
         return 2
