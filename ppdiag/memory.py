@@ -17,8 +17,8 @@ def keep_freed_memory() -> None:
     """Tells glibc's malloc to keep what is freed, for the rest of the process; nothing where there is no glibc.
 
     By default it asks the system for each array of over 32 MiB and gives it back at once: every temporary array of a
-    large job is then a stretch of new pages to be cleared. benchmarks/scale.py spent a third of its time in that at
-    512 ranks and half at 1,024, and nearly none at 128: the cost of a span grew with the job. Peak memory is the same.
+    large job is then a stretch of new pages to be cleared. benchmarks/scale.py spent a fifth of its time in that at
+    1,024 ranks, and little at 128: the cost of a span grew with the job. Peak memory is the same.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -13,13 +13,12 @@ import click
 from ppdiag.conditions import parse_condition
 from ppdiag.errors import BadShape
 from ppdiag.outputs import STANDARD_OUTPUT, Wanted
-from ppdiag.stated import DEFAULT_ORDER, StatedLayout
+from ppdiag.stated import DEFAULT_ORDER, MOST_RANKS, StatedLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
-MOST_RANKS = 1_000_000
 LEAST_RECORD_BYTES = 100_000
 """Some 1500 spans: two steps of a small pipeline."""
 WIDEST_SUMMARY = 400

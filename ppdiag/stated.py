@@ -9,8 +9,8 @@ from ppdiag.errors import BadShape
 
 DEFAULT_ORDER = "tp-dp-pp"
 """The fastest first: Megatron's own default (tp-cp-ep-dp-pp), and DeepSpeed's."""
-MOST_OF_A_SIZE = 1 << 20
-"""Of one that a file states."""
+MOST_RANKS = 1_000_000
+"""Of a size that is stated."""
 _OF_SIZE_1 = {"cp", "ep"}
 """May be named in an order, as in Megatron's: they divide the data-parallel ranks and move none to another stage."""
 
@@ -42,9 +42,7 @@ class StatedLayout:
         if not isinstance(stated, dict) or not isinstance(stated.get("order"), str):
             return cls()
         sizes = {name: stated.get(name) for name in ("pp", "vpp", "tp", "dp")}
-        if any(
-            size is not None and (type(size) is not int or not 0 < size <= MOST_OF_A_SIZE) for size in sizes.values()
-        ):
+        if any(size is not None and (type(size) is not int or not 0 < size <= MOST_RANKS) for size in sizes.values()):
             return cls()
         return cls(**sizes, order=stated["order"])
 

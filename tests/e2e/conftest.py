@@ -50,12 +50,17 @@ def torchrun(ranks: int, script: str, *arguments: str, run_dir: Path | None = No
     return result
 
 
+def torch_version() -> tuple[int, ...]:
+    """Major and minor."""
+    return tuple(int(part) for part in pytest.importorskip("torch").__version__.split(".")[:2])
+
+
 def torch_runs(schedule: str, *, evaluate: bool = False) -> bool:
     """Whether the torch at hand can run a schedule on gloo.
 
     In 2.10 and before, those in a V end with an error of gloo's: a rank sends to itself. 2.8 has no evaluation.
     """
-    version = tuple(int(part) for part in pytest.importorskip("torch").__version__.split(".")[:2])
+    version = torch_version()
     return version >= (2, 13) or not (schedule in ("ZBVZeroBubble", "DualPipeV") or (evaluate and version < (2, 9)))
 
 

@@ -176,10 +176,11 @@ def test_losses_and_gradients_are_bit_identical_with_and_without_the_recorder(ru
 
 @pytest.mark.slow
 def test_the_facts_say_framework_and_shape(run: Any) -> None:
-    trace, results, _ = run
+    trace, _, _ = run
     facts = trace.ranks[1].facts
     assert facts["framework"] == "torch.distributed.pipelining"
-    assert facts["schedule"] == results[1][-1]["job"].partition(":")[0]  # the last one that ran
+    # the last one that ran: without evaluation (torch 2.8) and a V, that is the last of MULTI
+    assert facts["schedule"] == ("Interleaved1F1B" if runs(JOBS[-1]) else "InterleavedZeroBubble")
     assert (facts["pp"], facts["vpp"], facts["microbatches"]) == (RANKS, 2, MICROBATCHES)
     assert facts["stages"] == [1, 5]
     assert facts["stage_ranks"] == [0, 1, 2, 3, 0, 1, 2, 3]
